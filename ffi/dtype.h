@@ -1,0 +1,30 @@
+// The element types of the CPU handler and their conversions, free of XLA's headers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace jax_ggemm {
+
+enum class DType { kF32, kF64, kBF16, kF16 };
+
+struct BF16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+inline size_t ByteWidth(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return 4;
+    case DType::kF64:
+      return 8;
+    default:
+      return 2;
+  }
+}
+
+}  // namespace jax_ggemm

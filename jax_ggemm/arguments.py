@@ -1,0 +1,134 @@
+"""Checks of the public functions' arguments; each error names the argument, what came and what would do."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+
+def as_array(name: str, value: ArrayLike) -> jax.Array:
+    """The argument as a JAX array.
+
+    Raises:
+      TypeError: for lists, tuples and other values that are no arrays.
+      NotImplementedError: for an array that is sharded over an explicit mesh axis.
+    """
+    if not (hasattr(value, "dtype") and hasattr(value, "shape")) and not hasattr(value, "__jax_array__"):
+        raise TypeError(f"{name} must be an array, got {type(value).__name__}; jnp.asarray makes one")
+    array = jnp.asarray(value)
+    spec = getattr(jax.typeof(array).sharding, "spec", ())
+    if any(entry is not None for entry in spec):
+        raise NotImplementedError(
+            f"{name} is sharded as {spec} over a mesh with explicit axes, which is not supported yet: "
+            "call inside jax.shard_map, where every device multiplies its own rows"
+        )
+    return array
+
+
+def check_rank(name: str, array: jax.Array, rank: int, shape: str) -> None:
+    """Raises TypeError unless the array has this rank."""
+    if array.ndim != rank:
+        raise TypeError(f"{name} must have rank {rank}, of shape {shape}; got shape {array.shape}")
+
+
+def check_out_sharding(out_sharding: Any) -> None:
+    """Raises NotImplementedError for an out_sharding."""
+    if out_sharding is not None:
+        raise NotImplementedError(
+            f"out_sharding={out_sharding} is not supported yet; call inside jax.shard_map, with out_specs"
+        )
+
+
+def check_integers(name: str, array: jax.Array) -> None:
+    """Raises TypeError unless the array holds integers."""
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name} must have an integer dtype, got {array.dtype}")
+
+
+def check_arrays(
+    lhs: ArrayLike, rhs: ArrayLike, group_sizes: ArrayLike, group_offset: ArrayLike | None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The four arrays of a call, checked but for their ranks; the sizes and the offset as int32.
+
+    Returns:
+      lhs, rhs, group_sizes and a () shaped group_offset (0 where it was None).
+    """
+    lhs, rhs, sizes = as_array("lhs", lhs), as_array("rhs", rhs), as_array("group_sizes", group_sizes)
+    check_integers("group_sizes", sizes)
+    if sizes.ndim == 0:
+        raise TypeError("group_sizes must have rank 1, of shape (g,); got a scalar")
+    offset = jnp.zeros((), jnp.int32)
+    if group_offset is not None:
+        offset = as_array("group_offset", np.asarray(group_offset) if isinstance(group_offset, int) else group_offset)
+        check_integers("group_offset", offset)
+        if offset.shape not in ((), (1,)):
+            raise TypeError(f"group_offset must be of shape () or (1,); got shape {offset.shape}")
+        offset = _saturate(offset.reshape(()))
+    return lhs, rhs, _saturate(sizes), offset
+
+
+def _saturate(array: jax.Array) -> jax.Array:
+    """Any integers as int32, clamped to its range."""
+    bounds, own = jnp.iinfo(jnp.int32), jnp.iinfo(array.dtype)
+    if own.min < bounds.min or own.max > bounds.max:
+        array = jnp.clip(array, max(own.min, bounds.min), min(own.max, bounds.max))
+    return array.astype(jnp.int32)
+
+
+def check_bias(bias: ArrayLike, shape: tuple[int, int]) -> jax.Array:
+    """The bias as an array, checked.
+
+    Args:
+      bias: the argument.
+      shape: (g, n), what it must be.
+    """
+    array = as_array("bias", bias)
+    if array.shape != shape:
+        raise TypeError(f"bias must be of shape (g, n) = {shape}; got shape {array.shape}")
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"bias must have a float dtype, got {array.dtype}")
+    return array
+
+
+def canonical_precision(precision: lax.PrecisionLike) -> Any:
+    """The precision as a hashable value: None, a lax.Precision, a pair of them, or an algorithm.
+
+    Raises:
+      ValueError: for a name that `jax.lax.dot` does not know.
+    """
+    if isinstance(precision, str):
+        try:
+            return lax.Precision(precision)
+        except ValueError:
+            return lax.DotAlgorithmPreset[precision] if precision in lax.DotAlgorithmPreset.__members__ else precision
+    if isinstance(precision, (tuple, list)):
+        return tuple(canonical_precision(p) for p in precision)
+    return precision
+
+
+def result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: DTypeLike | None) -> np.dtype:
+    """The dtype that `jax.lax.dot_general` gives these operands.
+
+    Raises:
+      TypeError: where it takes none of them.
+      ValueError: for a preferred dtype of 64 bits with x64 switched off.
+    """
+    wide = (np.float64, np.int64, np.uint64, np.complex128)
+    if preferred is not None and jnp.dtype(preferred) in wide and not jax.config.jax_enable_x64:
+        raise ValueError(f"preferred_element_type={jnp.dtype(preferred)} needs jax_enable_x64")
+    return _dot_dtype(lhs, rhs, preferred if preferred is None else jnp.dtype(preferred))
+
+
+@functools.cache
+def _dot_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None) -> np.dtype:
+    one = [jax.ShapeDtypeStruct((), dtype) for dtype in (lhs, rhs)]
+    dot = functools.partial(
+        lax.dot_general, dimension_numbers=(((), ()), ((), ())), preferred_element_type=preferred
+    )
+    return np.dtype(jax.eval_shape(dot, *one).dtype)

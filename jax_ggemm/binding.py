@@ -1,0 +1,88 @@
+"""Chooses the implementation of a grouped product and runs it.
+
+Only this module and the modules of the implementations know about custom calls and platforms; what
+is above sees a function of arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Protocol, runtime_checkable
+
+import jax
+from jax import lax
+
+from jax_ggemm import cpu, xla
+from jax_ggemm.products import Call, Operands
+
+NAMES = ("cute", "cpu", "xla")
+"""The names that `implementation=` takes, best first."""
+
+
+@runtime_checkable
+class Implementation(Protocol):
+    """What `implementation=` takes beside a name. It must be hashable."""
+
+    name: str
+
+    def unsupported(self, call: Call, operands: Operands) -> str | None:
+        """Why this implementation cannot take the call, or None where it can."""
+
+    def __call__(self, call: Call, operands: Operands) -> jax.Array:
+        """Runs the product; every operand may carry batch axes, of full length or of length 1."""
+
+
+def choose(call: Call, operands: Operands) -> Call:
+    """The call with its implementation decided, as far as that can be done before the platform is known.
+
+    Args:
+      call: with the `implementation` that the user asked for.
+      operands: without batch axes; only their types are read.
+
+    Returns:
+      The call with "xla" where only that takes it; with None where the platform decides at lowering.
+
+    Raises:
+      ValueError: for an unknown name.
+      NotImplementedError: where the implementation cannot take the call.
+    """
+    match call.implementation:
+        case None:
+            if cpu.unsupported(call, operands) is not None:
+                return choose(dataclasses.replace(call, implementation="xla"), operands)
+            return call
+        case "cute":
+            reason = "this version holds no GPU kernels"
+        case "cpu":
+            reason = cpu.unsupported(call, operands)
+        case "xla":
+            reason = xla.unsupported(call, operands)
+        case Implementation() as implementation:
+            reason = implementation.unsupported(call, operands)
+        case other:
+            raise ValueError(f"implementation must be one of {NAMES}, None or an Implementation; got {other!r}")
+    if reason is not None:
+        raise NotImplementedError(f"implementation={call.implementation!r} cannot take this call: {reason}")
+    return call
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def grouped_product(call: Call, operands: Operands) -> jax.Array:
+    """Runs one grouped product on the call's implementation.
+
+    Args:
+      call: the product, as `choose` returned it.
+      operands: its arrays, with or without batch axes.
+
+    Returns:
+      The result, with the full batch axes in front.
+    """
+    run_cpu = functools.partial(cpu.grouped_product, call)
+    match call.implementation:
+        case None:
+            return lax.platform_dependent(operands, cpu=run_cpu, default=functools.partial(xla.grouped_product, call))
+        case "cpu":
+            return lax.platform_dependent(operands, cpu=run_cpu)
+        case implementation:
+            return implementation(call, operands)

@@ -1,0 +1,336 @@
+"""The router: scores, choice of experts, weights, statistics. Pure jax.numpy; knows nothing of experts or sorting.
+
+Everything here runs in float32 whatever the dtype of the logits, on the device, with static shapes. A token of padding
+and a token whose logits are NaN never change what other tokens get; see `route`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+__all__ = [
+    "Renormalize",
+    "Router",
+    "Routing",
+    "RoutingStats",
+    "identity",
+    "load_balance_loss",
+    "normalized_sigmoid",
+    "renormalize",
+    "route",
+    "routing_stats",
+    "update_selection_bias",
+]
+
+
+def identity(values: jax.Array) -> jax.Array:
+    """Returns its argument: as `score`, choose on the logits; as `weigh`, do not renormalise."""
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Renormalize:
+    """Makes the chosen scores of a token sum to one: s / (sum(s) + eps).
+
+    Attributes:
+      eps: keeps a token finite whose chosen scores all underflow; 1e-20 as in DeepSeek-V3's and GLM-4's routers.
+    """
+
+    eps: float = 1e-20
+
+    def __call__(self, chosen: jax.Array) -> jax.Array:
+        """Returns the weights of the chosen scores, along the last axis."""
+        return chosen / (jnp.sum(chosen, axis=-1, keepdims=True) + self.eps)
+
+
+renormalize = Renormalize()
+
+
+def normalized_sigmoid(logits: jax.Array) -> jax.Array:
+    """Sigmoid scores that sum to one over the experts: the probabilities in DeepSeek-V3's balance loss (eq. 19)."""
+    return renormalize(jax.nn.sigmoid(logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class Router:
+    """How logits become experts and weights.
+
+    ==============================  ==========================================================================
+    model                           router
+    ==============================  ==========================================================================
+    Qwen3                           `Router(8)`
+    Qwen3, norm_topk_prob=False     `Router(8, weigh=identity)`
+    Mixtral, gpt-oss                `Router(4, score=identity, weigh=jax.nn.softmax)`
+    DeepSeek-V3 (+ selection bias)  `Router(8, score=jax.nn.sigmoid, num_groups=8, top_groups=4, scale=2.5)`
+    GLM-4.5 (+ selection bias)      `Router(8, score=jax.nn.sigmoid, scale=2.5)`
+    DeepSeek-V4 (+ selection bias)  `Router(6, score=lambda x: jnp.sqrt(jax.nn.softplus(x)), scale=1.5)`
+    ==============================  ==========================================================================
+
+    Attributes:
+      top_k: experts per token.
+      score: logits (T, E) to scores (T, E), both float32, before the choice.
+      weigh: the scores of the chosen experts, (T, top_k), to their weights.
+      num_groups: equal groups of adjacent experts for a group-limited choice; 1 for none.
+      top_groups: groups that a token may choose from: those with the best sum of their `group_best` best scores.
+      group_best: 2 in DeepSeek-V3, 1 in DeepSeek-V2.
+      scale: factor on the weights ("routed scaling factor").
+      probabilities: logits to the probabilities in the load-balancing loss; softmax in Switch Transformer and
+        Mixtral, `normalized_sigmoid` in DeepSeek-V3.
+    """
+
+    top_k: int
+    score: Callable[[jax.Array], jax.Array] = jax.nn.softmax
+    weigh: Callable[[jax.Array], jax.Array] = renormalize
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 2
+    scale: float = 1.0
+    probabilities: Callable[[jax.Array], jax.Array] = jax.nn.softmax
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "num_groups", "top_groups", "group_best"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.top_groups > self.num_groups:
+            raise ValueError(f"top_groups must be at most num_groups={self.num_groups}, got {self.top_groups}")
+
+    def check(self, num_experts: int) -> None:
+        """Checks this router against a number of experts.
+
+        Raises:
+          ValueError: if `num_experts` cannot be divided into the groups, or offers fewer than `top_k` experts.
+        """
+        if num_experts % self.num_groups:
+            raise ValueError(f"num_groups must divide the {num_experts} experts, got {self.num_groups}")
+        offered = num_experts // self.num_groups * self.top_groups
+        if self.top_k > offered:
+            raise ValueError(
+                f"top_k must be at most {offered} with {num_experts} experts and {self.top_groups} of"
+                f" {self.num_groups} groups, got {self.top_k}"
+            )
+
+
+class Routing(NamedTuple):
+    """What `route` returns.
+
+    Attributes:
+      ids: (T, top_k) int32, the experts of each token, best first; E ("no expert") throughout for a masked token.
+      weights: (T, top_k) float32; 0 for a masked token.
+    """
+
+    ids: jax.Array
+    weights: jax.Array
+
+
+class RoutingStats(NamedTuple):
+    """What `routing_stats` returns. Tokens of padding are in none of it.
+
+    Attributes:
+      counts: (E,) int32, the choices that fell on each expert.
+      num_tokens: () int32, the tokens that count.
+      mean_probabilities: (E,) float32, the mean of the router's probabilities over these tokens.
+      load_balance_loss: () float32, see `load_balance_loss`.
+      z_loss: () float32, the mean over tokens of logsumexp(logits)^2 (ST-MoE, arXiv:2202.08906, eq. 5).
+    """
+
+    counts: jax.Array
+    num_tokens: jax.Array
+    mean_probabilities: jax.Array
+    load_balance_loss: jax.Array
+    z_loss: jax.Array
+
+
+def route(
+    logits: jax.Array,
+    router: Router,
+    *,
+    selection_bias: jax.Array | None = None,
+    token_mask: jax.Array | None = None,
+) -> Routing:
+    """Chooses the experts of each token and weighs them.
+
+    Of equal scores the lower expert index wins. A token with a NaN score keeps valid ids (they are the lowest experts,
+    so no expert receives more rows than it could from any other token) and gets NaN as each weight: the fault stays
+    visible in this token's output and reaches no other token's.
+
+    Args:
+      logits: (T, E) floating array; float32 is what routers are trained in.
+      router: the rule.
+      selection_bias: (E,), added to the scores for the choice alone; the weights come from the unbiased scores. It
+        gets no gradient (DeepSeek-V3, arXiv:2412.19437, eq. 16).
+      token_mask: (T,) bool, False for a token of padding.
+
+    Returns:
+      The ids and weights.
+
+    Raises:
+      TypeError: for a wrong dtype or rank, or sizes that do not fit.
+      ValueError: if the router does not fit the number of experts.
+    """
+    _check_logits(logits, token_mask)
+    num_experts = logits.shape[1]
+    router.check(num_experts)
+    if selection_bias is not None and selection_bias.shape != (num_experts,):
+        raise TypeError(f"selection_bias must have shape ({num_experts},), one value an expert, got {selection_bias.shape}")
+
+    scores = router.score(_visible(logits, token_mask))
+    if scores.shape != logits.shape:
+        raise TypeError(f"router.score must return shape {logits.shape}, got {scores.shape}")
+    choice = lax.stop_gradient(scores)
+    if selection_bias is not None:
+        choice = choice + lax.stop_gradient(selection_bias).astype(choice.dtype)
+    # top_k orders NaN by its sign bit and -0.0 below 0.0: neither may decide which expert is chosen.
+    broken = jnp.any(jnp.isnan(choice), axis=1, keepdims=True)
+    choice = jnp.where(broken | (choice == 0), 0.0, choice)
+    if router.top_groups < router.num_groups:
+        choice = _limit_groups(choice, router)
+    ids = lax.top_k(choice, router.top_k)[1].astype(jnp.int32)
+
+    weights = router.weigh(_take_chosen(scores, ids)) * router.scale
+    weights = jnp.where(broken, jnp.nan, weights)
+    if token_mask is not None:
+        ids = jnp.where(token_mask[:, None], ids, num_experts)
+        weights = jnp.where(token_mask[:, None], weights, 0.0)
+    return Routing(ids, weights)
+
+
+def routing_stats(
+    logits: jax.Array, counts: jax.Array, router: Router, *, token_mask: jax.Array | None = None
+) -> RoutingStats:
+    """Computes what training wants to know of a routing, in float32.
+
+    It is a function of its own, and takes the counts, because the sort by expert yields them anyway
+    (`jax_ggemm.permute.sort_by_expert(ids, num_experts).group_sizes`), and because over several devices the
+    losses must come from summed counts: see `load_balance_loss`.
+
+    Args:
+      logits: (T, E) floating array, as given to `route`.
+      counts: (E,) int32, the choices that fell on each expert.
+      router: the rule; its `probabilities` count here.
+      token_mask: (T,) bool, False for a token of padding.
+
+    Returns:
+      The statistics. Gradients reach the logits through `mean_probabilities` and both losses.
+
+    Raises:
+      TypeError: for a wrong dtype or rank, or sizes that do not fit.
+    """
+    _check_logits(logits, token_mask)
+    if counts.shape != logits.shape[1:]:
+        raise TypeError(f"counts must have shape {logits.shape[1:]}, one value an expert, got {counts.shape}")
+    visible = _visible(logits, token_mask)
+    probabilities = router.probabilities(visible)
+    squares = jax.nn.logsumexp(visible, axis=1) ** 2
+    if token_mask is None:
+        num_tokens = jnp.asarray(logits.shape[0], jnp.int32)
+    else:
+        num_tokens = jnp.sum(token_mask, dtype=jnp.int32)
+        probabilities = jnp.where(token_mask[:, None], probabilities, 0.0)
+        squares = jnp.where(token_mask, squares, 0.0)
+    share = 1.0 / jnp.maximum(num_tokens, 1).astype(visible.dtype)
+    mean_probabilities = jnp.sum(probabilities, axis=0) * share
+    return RoutingStats(
+        counts=counts,
+        num_tokens=num_tokens,
+        mean_probabilities=mean_probabilities,
+        load_balance_loss=load_balance_loss(counts, mean_probabilities),
+        z_loss=jnp.sum(squares) * share,
+    )
+
+
+def load_balance_loss(counts: jax.Array, mean_probabilities: jax.Array) -> jax.Array:
+    """E * sum_e f_e P_e: 1 for a balanced router, up to E for one that always chooses the same expert.
+
+    Over several devices call it with the sum of their counts and the token-weighted mean of their probabilities.
+
+    Args:
+      counts: (E,) integers; f_e is the share of expert e in their sum, which is tokens * top_k.
+      mean_probabilities: (E,) floating, P_e.
+
+    Returns:
+      () float32. The form is Switch Transformer's (arXiv:2101.03961, eq. 4), with f over all top_k choices.
+    """
+    counts = lax.stop_gradient(counts).astype(mean_probabilities.dtype)
+    share = counts / jnp.maximum(jnp.sum(counts), 1.0)
+    return counts.shape[0] * jnp.sum(share * mean_probabilities)
+
+
+def update_selection_bias(bias: jax.Array, counts: jax.Array, rate: float | jax.Array) -> jax.Array:
+    """Raises the selection bias of experts with less than the mean load and lowers the others' (DeepSeek-V3).
+
+    Args:
+      bias: (E,) floating.
+      counts: (E,) integers, choices per expert over the whole batch: sum them over data-parallel devices first.
+      rate: the step; 0.001 in DeepSeek-V3 (arXiv:2412.19437, section 4.2).
+
+    Returns:
+      (E,): bias + rate * sign(mean(counts) - counts), in the dtype of `bias`.
+
+    Raises:
+      TypeError: if the shapes differ.
+    """
+    if bias.ndim != 1 or bias.shape != counts.shape:
+        raise TypeError(f"bias and counts must have one shape (E,), got {bias.shape} and {counts.shape}")
+    load = counts.astype(jnp.float32)
+    step = rate * jnp.sign(jnp.mean(load) - load)
+    return (bias + step.astype(bias.dtype)).astype(bias.dtype)
+
+
+def _limit_groups(choice: jax.Array, router: Router) -> jax.Array:
+    """Puts -inf on the experts outside each token's best groups. Zero would not do: biased scores may be negative."""
+    tokens, num_experts = choice.shape
+    groups = choice.reshape(tokens, router.num_groups, num_experts // router.num_groups)
+    best = lax.top_k(groups, min(router.group_best, groups.shape[2]))[0]
+    chosen = lax.top_k(jnp.sum(best, axis=2), router.top_groups)[1]
+    allowed = jnp.any(chosen[:, :, None] == jnp.arange(router.num_groups, dtype=chosen.dtype), axis=1)
+    return jnp.where(allowed[:, :, None], groups, -jnp.inf).reshape(tokens, num_experts)
+
+
+@jax.custom_vjp
+def _take_chosen(scores: jax.Array, ids: jax.Array) -> jax.Array:
+    """scores[t, ids[t, j]]. The ids of a token differ, so the gradient is a sum of selects, not JAX's scatter-add."""
+    return jnp.take_along_axis(scores, ids, axis=1, mode="promise_in_bounds")
+
+
+def _take_chosen_fwd(scores: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _take_chosen(scores, ids), (ids, jnp.zeros_like(scores, shape=(0, scores.shape[1])))
+
+
+def _take_chosen_bwd(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, None]:
+    ids, like = residuals
+    experts = jnp.arange(like.shape[1], dtype=ids.dtype)
+    gradient = jnp.zeros((ids.shape[0], like.shape[1]), cotangent.dtype)
+    for j in range(ids.shape[1]):  # unrolled: one fused pass over (T, E), nothing of size (T, top_k, E)
+        gradient = gradient + jnp.where(ids[:, j, None] == experts, cotangent[:, j, None], 0.0)
+    return gradient, None
+
+
+_take_chosen.defvjp(_take_chosen_fwd, _take_chosen_bwd)
+
+
+def _visible(logits: jax.Array, token_mask: jax.Array | None) -> jax.Array:
+    """Logits in float32 (float64 stays), 0 for padding so that its content reaches neither values nor gradients."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return logits if token_mask is None else jnp.where(token_mask[:, None], logits, 0.0)
+
+
+def _check_logits(logits: jax.Array, token_mask: jax.Array | None) -> None:
+    if logits.ndim != 2:
+        raise TypeError(f"logits must have shape (tokens, experts), got {logits.shape}")
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TypeError(f"logits must be floating, got {logits.dtype}")
+    if token_mask is None:
+        return
+    if token_mask.dtype != jnp.bool_:
+        raise TypeError(f"token_mask must be bool, got {token_mask.dtype}")
+    if token_mask.shape != logits.shape[:1]:
+        raise TypeError(f"token_mask must have shape {logits.shape[:1]}, one value a token, got {token_mask.shape}")

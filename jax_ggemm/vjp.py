@@ -1,0 +1,60 @@
+"""Gradients of the grouped products, in reverse mode and of any order."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jax_ggemm.batching import batchable
+from jax_ggemm.products import Call, Operands, Product
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def grouped_product(call: Call, operands: Operands) -> jax.Array:
+    """One grouped product, differentiable in lhs, rhs and bias.
+
+    The cotangent is used in its own dtype, and each gradient is rounded once, from the accumulator
+    to the dtype of its operand.
+
+    Args:
+      call: the product.
+      operands: its arrays, without batch axes (those come with vmap).
+
+    Returns:
+      The result, of shape `operands.out_shape(call)` and dtype `call.out_dtype`.
+    """
+    return batchable(call)(operands)
+
+
+def _forward(call: Call, operands: Operands) -> tuple[jax.Array, Operands]:
+    return grouped_product(call, operands), operands
+
+
+def _backward(call: Call, operands: Operands, cotangent: jax.Array) -> tuple[Operands]:
+    lhs, rhs, bias = operands.lhs, operands.rhs, operands.bias
+
+    def product(which: Product, a: jax.Array, b: jax.Array, like: jax.Array) -> jax.Array:
+        groups = Operands(a, b, operands.group_sizes, operands.group_offset)
+        return grouped_product(call.becomes(which, like.dtype), groups)
+
+    match call.product:
+        case Product.FORWARD:
+            d_lhs = product(Product.DLHS, cotangent, rhs, lhs)
+            d_rhs = product(Product.DRHS, lhs, cotangent, rhs)
+        case Product.DLHS:
+            d_lhs = product(Product.FORWARD, cotangent, rhs, lhs)
+            d_rhs = product(Product.DRHS, cotangent, lhs, rhs)
+        case Product.DRHS:
+            d_lhs = product(Product.DLHS, rhs, cotangent, lhs)
+            d_rhs = product(Product.FORWARD, lhs, cotangent, rhs)
+    d_bias = None
+    if bias is not None:
+        # The sum of a group's rows is a product of them with a column of ones.
+        ones = jnp.ones_like(cotangent, shape=(cotangent.shape[0], 1))
+        d_bias = product(Product.DRHS, ones, cotangent, bias)[:, 0]
+    return (Operands(d_lhs, d_rhs, None, None, d_bias),)
+
+
+grouped_product.defvjp(_forward, _backward)
