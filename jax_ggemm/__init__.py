@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from jax_ggemm.api import RESULT_NAME, ragged_dot, ragged_dot_general
-    from jax_ggemm.replace import replace_lax_ragged_dot
+from jax_ggemm.api import RESULT_NAME, ragged_dot, ragged_dot_general
+from jax_ggemm.export import export_checks
+from jax_ggemm.native import register
+from jax_ggemm.products import Implementation
+from jax_ggemm.replace import replace_lax_ragged_dot
 
-_EXPORTS = {
-    "RESULT_NAME": "api",
-    "ragged_dot": "api",
-    "ragged_dot_general": "api",
-    "replace_lax_ragged_dot": "replace",
-    "export_checks": "export",
-}
-__all__ = [*_EXPORTS, "__version__"]
+if TYPE_CHECKING:
+    from jax_ggemm.nnx_moe import MoE
+
+__all__ = [
+    "RESULT_NAME",
+    "Implementation",
+    "MoE",
+    "export_checks",
+    "ragged_dot",
+    "ragged_dot_general",
+    "register",
+    "replace_lax_ragged_dot",
+]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return importlib.metadata.version(__name__)
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    # The only module that needs flax, which takes a second to import.
+    if name == "MoE":
+        from jax_ggemm.nnx_moe import MoE  # noqa: PLC0415
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+        return MoE
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_ggemm import arguments, binding, dimension_numbers, vjp, xla
 from jax_ggemm.forward_mode import reverse_mode_only
-from jax_ggemm.products import Call, Operands, Product
+from jax_ggemm.products import Call, Implementation, Operands, Product
 
 RESULT_NAME = "jax_ggemm_ragged_dot"
 """The `checkpoint_name` of every result, for policies such as `save_only_these_names`."""
@@ -31,7 +31,7 @@ def ragged_dot(
     *,
     transpose_rhs: bool = False,
     bias: ArrayLike | None = None,
-    implementation: str | binding.Implementation | None = None,
+    implementation: str | Implementation | None = None,
 ) -> jax.Array:
     """Multiplies each group of rows of lhs with its own matrix of rhs.
 
@@ -57,7 +57,7 @@ def ragged_dot(
       transpose_rhs: rhs is (g, n, k).
       bias: (g, n) array of floats, added to the rows of each group before rounding.
       implementation: "cute" (CuTe DSL kernels on NVIDIA GPUs), "cpu" (native handler), "xla" (plain
-        JAX), an object like `binding.Implementation`, or None for the first of these that takes the call.
+        JAX), an object like `Implementation`, or None for the first of these that takes the call.
 
     Returns:
       (m, n) array.
@@ -101,7 +101,7 @@ def ragged_dot_general(
     group_offset: ArrayLike | None = None,
     out_sharding: Any = None,
     *,
-    implementation: str | binding.Implementation | None = None,
+    implementation: str | Implementation | None = None,
 ) -> jax.Array:
     """`ragged_dot` with any number of free, contracting and batch dimensions, and a ragged one of any kind.
 
@@ -154,9 +154,7 @@ def ragged_dot_general(
     if axes.ragged in axes.lhs_contract:
         if group_offset is not None:
             raise NotImplementedError("group_offset needs a free ragged dimension (mode 1)")
-        return dimension_numbers.ragged_contracting(
-            axes, lhs, rhs, sizes, functools.partial(matrices, Product.DRHS)
-        )
+        return dimension_numbers.ragged_contracting(axes, lhs, rhs, sizes, functools.partial(matrices, Product.DRHS))
     groups = rhs.shape[axes.rhs_group[0]]
     if group_offset is None and sizes.shape[-1] != groups:
         raise TypeError(
@@ -171,7 +169,7 @@ def ragged_dot_general(
 class _Options:
     precision: lax.PrecisionLike
     preferred_element_type: DTypeLike | None
-    implementation: str | binding.Implementation | None
+    implementation: str | Implementation | None
 
 
 def _run(product: Product, operands: Operands, options: _Options) -> jax.Array:

@@ -96,19 +96,23 @@ def check_bias(bias: ArrayLike, shape: tuple[int, int]) -> jax.Array:
     return array
 
 
-def canonical_precision(precision: lax.PrecisionLike) -> Any:
-    """The precision as a hashable value: None, a lax.Precision, a pair of them, or an algorithm.
+def canonical_precision(precision: Any) -> Any:
+    """The precision as a hashable value: None, a lax.Precision, an algorithm, or a pair of them.
 
     Raises:
       ValueError: for a name that `jax.lax.dot` does not know.
     """
+    if isinstance(precision, tuple | list):
+        return tuple(canonical_precision(one) for one in precision)
+    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
+        return lax.DotAlgorithmPreset[precision]
     if isinstance(precision, str):
         try:
             return lax.Precision(precision)
         except ValueError:
-            return lax.DotAlgorithmPreset[precision] if precision in lax.DotAlgorithmPreset.__members__ else precision
-    if isinstance(precision, (tuple, list)):
-        return tuple(canonical_precision(p) for p in precision)
+            raise ValueError(
+                f"precision must be None, a lax.Precision or its name, or a dot algorithm; got {precision!r}"
+            ) from None
     return precision
 
 
@@ -120,7 +124,7 @@ def result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: DTypeLike | None) -> n
       ValueError: for a preferred dtype of 64 bits with x64 switched off.
     """
     wide = (np.float64, np.int64, np.uint64, np.complex128)
-    if preferred is not None and jnp.dtype(preferred) in wide and not jax.config.jax_enable_x64:
+    if preferred is not None and jnp.dtype(preferred) in wide and not jax.config.read("jax_enable_x64"):
         raise ValueError(f"preferred_element_type={jnp.dtype(preferred)} needs jax_enable_x64")
     return _dot_dtype(lhs, rhs, preferred if preferred is None else jnp.dtype(preferred))
 
@@ -128,7 +132,5 @@ def result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: DTypeLike | None) -> n
 @functools.cache
 def _dot_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None) -> np.dtype:
     one = [jax.ShapeDtypeStruct((), dtype) for dtype in (lhs, rhs)]
-    dot = functools.partial(
-        lax.dot_general, dimension_numbers=(((), ()), ((), ())), preferred_element_type=preferred
-    )
+    dot = functools.partial(lax.dot_general, dimension_numbers=(((), ()), ((), ())), preferred_element_type=preferred)
     return np.dtype(jax.eval_shape(dot, *one).dtype)

@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Protocol, runtime_checkable
 
 import jax
 from jax import lax
 
 from jax_ggemm import cpu, xla
-from jax_ggemm.products import Call, Operands
+from jax_ggemm.products import Call, Implementation, Operands
 
 NAMES = ("cute", "cpu", "xla")
 """The names that `implementation=` takes, best first."""
-
-
-@runtime_checkable
-class Implementation(Protocol):
-    """What `implementation=` takes beside a name. It must be hashable."""
-
-    name: str
-
-    def unsupported(self, call: Call, operands: Operands) -> str | None:
-        """Why this implementation cannot take the call, or None where it can."""
-
-    def __call__(self, call: Call, operands: Operands) -> jax.Array:
-        """Runs the product; every operand may carry batch axes, of full length or of length 1."""
 
 
 def choose(call: Call, operands: Operands) -> Call:
@@ -47,6 +33,7 @@ def choose(call: Call, operands: Operands) -> Call:
       ValueError: for an unknown name.
       NotImplementedError: where the implementation cannot take the call.
     """
+    reason: str | None
     match call.implementation:
         case None:
             if cpu.unsupported(call, operands) is not None:
@@ -84,5 +71,7 @@ def grouped_product(call: Call, operands: Operands) -> jax.Array:
             return lax.platform_dependent(operands, cpu=run_cpu, default=functools.partial(xla.grouped_product, call))
         case "cpu":
             return lax.platform_dependent(operands, cpu=run_cpu)
+        case str() as name:
+            raise ValueError(f"no custom call for implementation {name!r}")
         case implementation:
             return implementation(call, operands)

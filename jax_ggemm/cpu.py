@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 import jax.numpy as jnp
+import numpy as np
 
 from jax_ggemm import native
 from jax_ggemm.products import Call, Operands, accumulation_dtype
@@ -40,7 +40,5 @@ def grouped_product(call: Call, operands: Operands) -> jax.Array:
     if operands.bias is not None:
         arrays.append(operands.bias.astype(dtype))
     # Built from the type of an operand, so that it varies over the mesh axes that the operand varies over.
-    result = jax.typeof(operands.lhs).update(
-        shape=operands.out_shape(call), dtype=call.out_dtype, weak_type=False
-    )
+    result = jax.typeof(operands.lhs).update(shape=operands.out_shape(call), dtype=call.out_dtype, weak_type=False)
     return jax.ffi.ffi_call(native.TARGET, result)(*arrays, product=call.product.value)

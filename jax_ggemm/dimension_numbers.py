@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -13,8 +14,24 @@ from jax import lax
 Matrices = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def _remaining(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
-    return tuple(axis for axis in range(rank) if not any(axis in axes for axes in taken))
+def _remaining(rank: int, taken: Sequence[int]) -> tuple[int, ...]:
+    return tuple(axis for axis in range(rank) if axis not in taken)
+
+
+def _sizes(array: jax.Array, axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(array.shape[axis] for axis in axes)
+
+
+def _check_axes(name: str, axes: Sequence[int], array: jax.Array) -> None:
+    if len(set(axes)) != len(axes) or not all(0 <= axis < array.ndim for axis in axes):
+        raise TypeError(
+            f"{name} dimensions must be distinct and in [0, {array.ndim}) for shape {array.shape}, got {tuple(axes)}"
+        )
+
+
+def _check_equal(name: str, lhs_sizes: Sequence[int], rhs_sizes: Sequence[int]) -> None:
+    if lhs_sizes != rhs_sizes:
+        raise TypeError(f"{name} dimensions must have equal sizes; lhs has {lhs_sizes} and rhs has {rhs_sizes}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,47 +54,35 @@ class Axes:
     @classmethod
     def of(cls, lhs: jax.Array, rhs: jax.Array, numbers: lax.RaggedDotDimensionNumbers) -> Axes:
         """Sorts the axes of the operands by role."""
-        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
-        ragged, group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
+        lhs_contract, rhs_contract, lhs_batch, rhs_batch, ragged, group = (
+            tuple(axes)
+            for axes in (
+                *itertools.chain(*numbers.dot_dimension_numbers),
+                numbers.lhs_ragged_dimensions,
+                numbers.rhs_group_dimensions,
+            )
+        )
         if len(ragged) != 1:
             raise TypeError(f"ragged_dot_dimension_numbers must name one ragged dimension of lhs, got {ragged}")
-        named = (
-            ("lhs_contracting", lhs_contract, lhs.ndim),
-            ("lhs_batch", lhs_batch, lhs.ndim),
-            ("lhs_ragged", ragged, lhs.ndim),
-            ("rhs_contracting", rhs_contract, rhs.ndim),
-            ("rhs_batch", rhs_batch, rhs.ndim),
-            ("rhs_group", group, rhs.ndim),
-        )
-        for name, axes, rank in named:
-            if not all(0 <= axis < rank for axis in axes) or len(set(axes)) != len(axes):
-                raise TypeError(f"{name} dimensions {tuple(axes)} must be distinct and in [0, {rank})")
-        for side, one, other in (("lhs", lhs_contract, lhs_batch), ("rhs", rhs_contract, rhs_batch)):
-            if set(one) & set(other):
-                raise TypeError(f"{side} contracting dimensions {one} and batch dimensions {other} overlap")
-        for kind, one, other in (("contracting", lhs_contract, rhs_contract), ("batch", lhs_batch, rhs_batch)):
-            sizes = [lhs.shape[a] for a in one], [rhs.shape[a] for a in other]
-            if sizes[0] != sizes[1]:
-                raise TypeError(
-                    f"{kind} dimensions must have equal sizes: lhs of shape {lhs.shape} has {sizes[0]}, "
-                    f"rhs of shape {rhs.shape} has {sizes[1]}"
-                )
+        _check_axes("lhs ragged", ragged, lhs)
+        _check_axes("lhs contracting and batch", lhs_contract + lhs_batch, lhs)
+        _check_axes("rhs contracting, batch and group", rhs_contract + rhs_batch + group, rhs)
+        _check_equal("contracting", _sizes(lhs, lhs_contract), _sizes(rhs, rhs_contract))
+        _check_equal("batch", _sizes(lhs, lhs_batch), _sizes(rhs, rhs_batch))
         axes = cls(
-            lhs_batch,
-            lhs_contract,
-            _remaining(lhs.ndim, lhs_batch, lhs_contract),
-            rhs_batch,
-            rhs_contract,
-            _remaining(rhs.ndim, rhs_batch, rhs_contract, group),
-            group,
-            ragged[0],
+            lhs_batch=lhs_batch,
+            lhs_contract=lhs_contract,
+            lhs_free=_remaining(lhs.ndim, lhs_batch + lhs_contract),
+            rhs_batch=rhs_batch,
+            rhs_contract=rhs_contract,
+            rhs_free=_remaining(rhs.ndim, rhs_batch + rhs_contract + group),
+            rhs_group=group,
+            ragged=ragged[0],
         )
-        if set(group) & {*rhs_contract, *rhs_batch}:
-            raise TypeError(f"the rhs group dimension {group} must be neither contracting nor batch")
-        wanted = 1 if ragged[0] in axes.lhs_free else 0
+        wanted = 1 if axes.ragged in axes.lhs_free else 0
         if len(group) != wanted:
             kind = "free" if wanted else "contracting or batch"
-            raise TypeError(f"a {kind} ragged dimension takes {wanted} group dimensions of rhs, got {group}")
+            raise TypeError(f"a {kind} ragged dimension takes {wanted} group dimension(s) of rhs, got {group}")
         return axes
 
     def outer(self) -> tuple[int, ...]:
@@ -88,14 +93,15 @@ class Axes:
         return self.lhs_batch + family[: family.index(self.ragged)]
 
 
-def _sizes(array: jax.Array, axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(array.shape[axis] for axis in axes)
-
-
 def _map_outer(function: Matrices, depth: int, in_axes: tuple[int | None, ...], out_axis: int = 0) -> Matrices:
     for _ in range(depth):
         function = jax.vmap(function, in_axes=in_axes, out_axes=out_axis)
     return function
+
+
+def _map_and_sum(function: Matrices) -> Matrices:
+    mapped = jax.vmap(function)
+    return lambda lhs, rhs, sizes: mapped(lhs, rhs, sizes).sum(0)
 
 
 def ragged_free(axes: Axes, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, matrices: Matrices) -> jax.Array:
@@ -124,14 +130,12 @@ def ragged_free(axes: Axes, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Arr
     last = axes.rhs_free + axes.rhs_contract if transposed else axes.rhs_contract + axes.rhs_free
     weights = rhs.transpose(axes.rhs_batch + axes.rhs_group + last)
     weights = weights.reshape(*batch, rhs.shape[axes.rhs_group[0]], *((n, k) if transposed else (k, n)))
-    sizes = jnp.minimum(group_sizes, m) * repeat
+    sizes = jnp.clip(group_sizes, 0, m) * repeat
 
     has_prefix = group_sizes.ndim > 1
     function = _map_outer(matrices, len(outer), (0, None, 0 if has_prefix else None))
     function = _map_outer(function, len(batch), (0, 0, 0 if has_prefix else None))
-    return function(rows, weights, sizes).reshape(
-        *batch, *_sizes(lhs, axes.lhs_free), *_sizes(rhs, axes.rhs_free)
-    )
+    return function(rows, weights, sizes).reshape(*batch, *_sizes(lhs, axes.lhs_free), *_sizes(rhs, axes.rhs_free))
 
 
 def weights_are_transposed(axes: Axes) -> bool:
@@ -174,12 +178,11 @@ def ragged_contracting(
 
     lhs2 = arrange(lhs, axes.lhs_batch, axes.lhs_contract, axes.lhs_free)
     rhs2 = arrange(rhs, axes.rhs_batch, axes.rhs_contract, axes.rhs_free)
-    sizes = jnp.minimum(group_sizes, rows) * repeat
+    sizes = jnp.clip(group_sizes, 0, rows) * repeat
 
     function = matrices
     for _ in range(outer):
-        mapped = jax.vmap(function)
-        function = lambda a, b, s, mapped=mapped: mapped(a, b, s).sum(0)  # noqa: E731
+        function = _map_and_sum(function)
     function = _map_outer(function, len(batch), (0, 0, 0 if has_prefix else None), out_axis=1)
     result = function(lhs2, rhs2, sizes)
     return result.reshape(group_sizes.shape[-1], *batch, *_sizes(lhs, axes.lhs_free), *_sizes(rhs, axes.rhs_free))

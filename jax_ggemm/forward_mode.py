@@ -7,6 +7,8 @@ transposes that one away, and forward mode, which has to evaluate it, gets the e
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -20,7 +22,7 @@ _operand = Primitive("reverse_mode_operand")
 _tangent = Primitive("reverse_mode_tangent")
 
 
-def _refuse(*_args: object, **_kwargs: object) -> None:
+def _refuse(*_args: object, **_kwargs: object) -> Any:
     raise TypeError(_MESSAGE)
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 
 TARGET = "jax_ggemm"
 """The name of the custom call, on every platform."""
@@ -54,7 +54,7 @@ def register() -> None:
     runs = _runtime_ffi_version()
     if built[0] != runs[0] or built[1] > runs[1]:
         raise ImportError(
-            f"{_LIBRARY} was built for XLA FFI {built[0]}.{built[1]}, and jaxlib {jaxlib.__version__} has "
+            f"{_LIBRARY} was built for XLA FFI {built[0]}.{built[1]}, and jaxlib {jaxlib.version.__version__} has "
             f"{runs[0]}.{runs[1]}: install a later jaxlib, or build jax_ggemm against the headers of this one"
         )
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.jax_ggemm_cpu), platform="cpu")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 
 class Product(enum.Enum):
@@ -42,9 +43,9 @@ class Call:
     out_dtype: np.dtype
     num_weights: int
     """Weight matrices of the call: groups [offset, offset + num_weights) of group_sizes."""
-    precision: Hashable
-    implementation: Hashable
-    """None for the best one, or an object with the interface of `binding.Implementation`."""
+    precision: lax.PrecisionLike
+    implementation: str | Implementation | None
+    """None for the best one, or the name of one, or an object."""
 
     def becomes(self, product: Product, out_dtype: np.dtype) -> Call:
         """The call of another product over the same groups."""
@@ -83,6 +84,7 @@ class Operands:
 
     def out_shape(self, call: Call) -> tuple[int, ...]:
         """The shape of the result of `call` on these operands."""
+        core: tuple[int, ...]
         match call.product:
             case Product.FORWARD:
                 core = (self.lhs.shape[-2], self.rhs.shape[-1])
@@ -91,6 +93,19 @@ class Operands:
             case Product.DRHS:
                 core = (call.num_weights, self.lhs.shape[-1], self.rhs.shape[-1])
         return self.batch_shape + core
+
+
+@runtime_checkable
+class Implementation(Protocol):
+    """What `implementation=` takes beside a name. It must be hashable."""
+
+    name: str
+
+    def unsupported(self, call: Call, operands: Operands) -> str | None:
+        """Why this implementation cannot take the call, or None where it can."""
+
+    def __call__(self, call: Call, operands: Operands) -> jax.Array:
+        """Runs the product; every operand may carry batch axes, of full length or of length 1."""
 
 
 def accumulation_dtype(*dtypes: np.dtype) -> np.dtype:

@@ -12,20 +12,46 @@ import jax
 
 from jax_ggemm import api
 
-# A user context is local to a thread and part of JAX's trace caches: a function that was jitted outside
-# is traced again inside, and the other way around.
+_NAMES = ("ragged_dot", "ragged_dot_general")
+
+# A user context belongs to one thread and is part of the keys of JAX's trace caches: a function that was
+# jitted outside is traced again inside, and the other way around.
 _inside = jax.make_user_context(False)
-_lock = threading.Lock()
-_depth = 0
-_originals: dict[str, Callable[..., jax.Array]] = {}
 
 
-def _switch(original: Callable[..., jax.Array], ours: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> jax.Array:
-        return (ours if _inside.value else original)(*args, **kwargs)
+class _Patch:
+    """The functions in `jax.lax` that look at `_inside`, there as long as any thread needs them."""
 
-    return call
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._originals: dict[str, Callable[..., jax.Array]] = {}
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._originals = {name: getattr(jax.lax, name) for name in _NAMES}
+                for name, original in self._originals.items():
+                    setattr(jax.lax, name, self._switch(original, getattr(api, name)))
+            self._users += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                for name, original in self._originals.items():
+                    setattr(jax.lax, name, original)
+
+    @staticmethod
+    def _switch(original: Callable[..., jax.Array], ours: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> jax.Array:
+            return (ours if _inside.value else original)(*args, **kwargs)
+
+        return call
+
+
+_patch = _Patch()
 
 
 @contextlib.contextmanager
@@ -36,19 +62,9 @@ def replace_lax_ragged_dot() -> Iterator[None]:
     in `jax.lax` is affected: not a name bound earlier by `from jax.lax import ragged_dot`.
     Contexts nest, and may be open in several threads at once.
     """
-    global _depth
-    with _lock:
-        if _depth == 0:
-            for name in ("ragged_dot", "ragged_dot_general"):
-                _originals[name] = getattr(jax.lax, name)
-                setattr(jax.lax, name, _switch(_originals[name], getattr(api, name)))
-        _depth += 1
+    _patch.enter()
     try:
         with _inside(True):
             yield
     finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                for name, original in _originals.items():
-                    setattr(jax.lax, name, original)
+        _patch.leave()

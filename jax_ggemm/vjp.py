@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jax_ggemm.batching import batchable
 from jax_ggemm.products import Call, Operands, Product
+
+_NO_GRADIENT: Any = None
+"""The cotangent of an array of integers."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -54,7 +58,7 @@ def _backward(call: Call, operands: Operands, cotangent: jax.Array) -> tuple[Ope
         # The sum of a group's rows is a product of them with a column of ones.
         ones = jnp.ones_like(cotangent, shape=(cotangent.shape[0], 1))
         d_bias = product(Product.DRHS, ones, cotangent, bias)[:, 0]
-    return (Operands(d_lhs, d_rhs, None, None, d_bias),)
+    return (Operands(d_lhs, d_rhs, _NO_GRADIENT, _NO_GRADIENT, d_bias),)
 
 
 grouped_product.defvjp(_forward, _backward)

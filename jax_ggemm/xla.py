@@ -14,6 +14,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -43,7 +44,7 @@ class _Tiles:
 def _tile_counts(m: int, groups: int) -> tuple[int, int]:
     """The rows of a tile and the number of tiles that any sizes of `groups` groups need."""
     rows = (m + groups - 1) // groups
-    if not isinstance(m, int):  # a symbolic dimension of jax.export
+    if jax.export.is_symbolic_dim(m):
         return rows, 2 * groups
     # sum_i ceil(size_i / rows) <= m / rows + (groups that are not empty)
     return rows, m // rows + min(groups, m)
@@ -118,9 +119,7 @@ def _batched_dot(call: Call, lhs: jax.Array, rhs: jax.Array, contract: tuple[int
     if lhs.dtype != rhs.dtype or lhs.dtype not in _DIRECT_DTYPES:
         lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
     dimension_numbers = (((contract[0],), (contract[1],)), ((0,), (0,)))
-    return lax.dot_general(
-        lhs, rhs, dimension_numbers, precision=call.precision, preferred_element_type=dtype
-    )
+    return lax.dot_general(lhs, rhs, dimension_numbers, precision=call.precision, preferred_element_type=dtype)
 
 
 def _ragged_rows(call: Call, operands: Operands) -> jax.Array:
@@ -152,7 +151,7 @@ def unsupported(call: Call, operands: Operands) -> str | None:
     """Why plain JAX cannot take the call, or None where it can."""
     del call
     m = operands.lhs.shape[0]
-    if isinstance(m, int) and m > _MAX_ROWS:
+    if not jax.export.is_symbolic_dim(m) and m > _MAX_ROWS:
         return f"lhs has {m} rows; its int32 slot indices allow {_MAX_ROWS}"
     return None
 

@@ -1,0 +1,83 @@
+"""The command line: `python -m jax_ggemm info | bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import jax_ggemm
+from jax_ggemm import benchmark, binding
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+def _info(arguments: argparse.Namespace) -> None:
+    """Says which implementation a call would take on this machine, and why not the others."""
+    device = jax.devices()[0]
+    print(f"jax_ggemm {jax_ggemm.__version__}, jax {jax.__version__}, {device.platform}: {device.device_kind}")
+    chosen = False
+    for name in binding.NAMES:
+        try:
+            product = jnp.zeros((1, 1), arguments.dtype)
+            jax.jit(jax_ggemm.ragged_dot, static_argnames="implementation").lower(
+                product, product[None], jnp.ones(1, jnp.int32), implementation=name
+            ).compile()
+            reason = "available" if chosen else "available: calls take it"
+            chosen = True
+        except (NotImplementedError, ImportError) as error:
+            reason = str(error)
+        print(f"  {name:5s} {arguments.dtype}: {reason}")
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    """Times the implementations beside `jax.lax.ragged_dot` and a dense product of the same useful work."""
+    shapes = [
+        benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, arguments.dtype) for groups in arguments.groups
+    ]
+    reports = [benchmark.run(shape, arguments.repeats, arguments.budget) for shape in shapes]
+    report = benchmark.as_json(shapes, reports)
+    print(", ".join(f"{key} {value}" for key, value in report["environment"].items()))
+    print(benchmark.table(shapes, reports))
+    if arguments.json is not None:
+        _write_whole(arguments.json, json.dumps(report, indent=1) + "\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; see `python -m jax_ggemm --help`."""
+    parser = argparse.ArgumentParser(prog="python -m jax_ggemm", description=jax_ggemm.__doc__)
+    commands = parser.add_subparsers(required=True)
+
+    info = commands.add_parser("info", help=_info.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    info.add_argument("--dtype", default="float32", help="dtype of the operands")
+    info.set_defaults(run=_info)
+
+    bench = commands.add_parser("bench", help=_bench.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    bench.add_argument("--m", type=int, default=1024, help="rows")
+    bench.add_argument("--k", type=int, default=512, help="contracted columns")
+    bench.add_argument("--n", type=int, default=512, help="columns of the result")
+    bench.add_argument("--groups", type=int, nargs="+", default=[8, 64], help="numbers of groups, of equal sizes")
+    bench.add_argument("--dtype", default="float32", help="dtype of the operands")
+    bench.add_argument("--repeats", type=int, default=50, help="calls of each candidate")
+    bench.add_argument("--budget", type=float, default=20.0, help="seconds for one candidate and pass")
+    bench.add_argument("--json", type=Path, help="also write the figures to this file")
+    bench.set_defaults(run=_bench)
+
+    arguments = parser.parse_args(argv)
+    arguments.run(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

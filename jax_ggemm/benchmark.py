@@ -1,0 +1,222 @@
+"""Times grouped products side by side: ours, `jax.lax.ragged_dot` and one dense product of the same useful work."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib.version
+import numpy as np
+
+from jax_ggemm import binding
+from jax_ggemm.api import ragged_dot
+
+RaggedDot = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+DENSE = "dense"
+LAX = "jax.lax.ragged_dot"
+PASSES = ("forward", "forward+gradients")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One problem: m rows in `groups` equal groups, times (k, n) weights."""
+
+    m: int
+    k: int
+    n: int
+    groups: int
+    dtype: str = "float32"
+
+    def operands(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Random lhs (m, k) and rhs (groups, k, n), and group_sizes (groups,)."""
+        keys = jax.random.split(jax.random.key(0))
+        lhs = jax.random.normal(keys[0], (self.m, self.k), self.dtype)
+        rhs = jax.random.normal(keys[1], (self.groups, self.k, self.n), self.dtype)
+        sizes = np.full(self.groups, self.m // self.groups, np.int32)
+        sizes[: self.m % self.groups] += 1
+        return lhs, rhs, jnp.asarray(sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Wall times of one function, in seconds, and the temporary memory of its program, in bytes."""
+
+    seconds: tuple[float, ...]
+    temporary_bytes: int
+
+    @property
+    def best(self) -> float:
+        """The shortest time: what the machine can do when nothing else runs."""
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """The middle time."""
+        return float(np.median(self.seconds))
+
+
+def candidates(shape: Shape) -> dict[str, RaggedDot]:
+    """What is timed on a shape, by name."""
+    found: dict[str, RaggedDot] = {DENSE: lambda lhs, rhs, _sizes: lhs @ rhs[0], LAX: jax.lax.ragged_dot}
+    operands = jax.eval_shape(shape.operands)
+    for name in binding.NAMES:
+
+        def ours(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, name: str = name) -> jax.Array:
+            return ragged_dot(lhs, rhs, sizes, implementation=name)
+
+        try:
+            jax.jit(ours).lower(*operands)
+        except NotImplementedError:
+            continue
+        found[f"jax_ggemm {name}"] = ours
+    return found
+
+
+def with_gradients(product: RaggedDot) -> RaggedDot:
+    """The product together with the gradients of both operands, for a cotangent like the result."""
+
+    def run(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> Any:
+        result, pull_back = jax.vjp(lambda lhs, rhs: product(lhs, rhs, sizes), lhs, rhs)
+        return result, pull_back(result)
+
+    return run
+
+
+def temporary_bytes(program: jax.stages.Compiled) -> int:
+    """The temporary memory that a compiled program allocates, in bytes."""
+    analysis: Any = program.memory_analysis()
+    return int(analysis.temp_size_in_bytes)
+
+
+def time_interleaved(
+    functions: dict[str, Callable[[], Any]], repeats: int, budget: float
+) -> dict[str, tuple[float, ...]]:
+    """Wall times of every function, called in turn so that all see the same state of the machine.
+
+    Args:
+      functions: each returns arrays, which are waited for.
+      repeats: calls of each, after one that warms up.
+      budget: seconds after which a function is not called again.
+
+    Returns:
+      Seconds of each call.
+    """
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        jax.block_until_ready(function())
+    for _ in range(repeats):
+        for name, function in functions.items():
+            if sum(times[name]) > budget:
+                continue
+            start = time.perf_counter()
+            jax.block_until_ready(function())
+            times[name].append(time.perf_counter() - start)
+    return {name: tuple(seconds) for name, seconds in times.items()}
+
+
+def run(shape: Shape, repeats: int, budget: float) -> dict[str, dict[str, Timing]]:
+    """Times every candidate on a shape.
+
+    Args:
+      shape: the problem.
+      repeats: calls of each candidate.
+      budget: seconds after which a candidate is not called again.
+
+    Returns:
+      A timing by pass ("forward", "forward+gradients") and candidate.
+    """
+    lhs, rhs, sizes = shape.operands()
+    report = {}
+    for name, wrap in zip(PASSES, (lambda product: product, with_gradients), strict=True):
+        calls: dict[str, Callable[[], Any]] = {}
+        temporary = {}
+        for candidate, product in candidates(shape).items():
+            # The dense product has one matrix; timing its gradient must not fill the others with zeros.
+            operands = (lhs, rhs[:1] if candidate == DENSE else rhs, sizes)
+            program = jax.jit(wrap(product)).lower(*operands).compile()
+            calls[candidate] = functools.partial(program, *operands)
+            temporary[candidate] = temporary_bytes(program)
+        times = time_interleaved(calls, repeats, budget)
+        report[name] = {candidate: Timing(seconds, temporary[candidate]) for candidate, seconds in times.items()}
+    return report
+
+
+def environment() -> dict[str, str]:
+    """What the figures were measured on and with."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = {line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line}
+        processor = ", ".join(sorted(names)) or processor
+    return {
+        "device": jax.devices()[0].device_kind,
+        "processor": f"{processor}, {len(jax.devices())} device(s), {_cores()} core(s)",
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def table(shapes: Sequence[Shape], reports: Sequence[dict[str, dict[str, Timing]]]) -> str:
+    """The timings as a Markdown table: best time, and its ratio to the dense product's."""
+    rows = [("m, k, n, groups, dtype", "pass", "candidate", "best ms", "median ms", "x dense", "temporary MiB")]
+    for shape, report in zip(shapes, reports, strict=True):
+        for name, timings in report.items():
+            for candidate, timing in timings.items():
+                rows.append(
+                    (
+                        f"{shape.m}, {shape.k}, {shape.n}, {shape.groups}, {shape.dtype}",
+                        name,
+                        candidate,
+                        f"{timing.best * 1e3:.2f}",
+                        f"{timing.median * 1e3:.2f}",
+                        f"{timing.best / timings[DENSE].best:.2f}",
+                        f"{timing.temporary_bytes / 2**20:.1f}",
+                    )
+                )
+    return markdown(rows)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text, the first one being the head, as an aligned Markdown table."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def as_json(shapes: Sequence[Shape], reports: Sequence[dict[str, dict[str, Timing]]]) -> dict[str, Any]:
+    """The timings and the environment as a value for `json.dump`."""
+    results = [
+        {
+            "shape": dataclasses.asdict(shape),
+            "pass": name,
+            "candidate": candidate,
+            "best_seconds": timing.best,
+            "median_seconds": timing.median,
+            "ratio_to_dense": timing.best / timings[DENSE].best,
+            "temporary_bytes": timing.temporary_bytes,
+            "calls": len(timing.seconds),
+        }
+        for shape, report in zip(shapes, reports, strict=True)
+        for name, timings in report.items()
+        for candidate, timing in timings.items()
+    ]
+    return {"environment": environment(), "results": results}
