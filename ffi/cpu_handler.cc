@@ -123,9 +123,9 @@ std::optional<Product> ToProduct(std::string_view name) {
   return std::nullopt;
 }
 
-ffi::Error CheckAndRun(ffi::ThreadPool pool, ffi::AnyBuffer lhs_buffer, ffi::AnyBuffer rhs_buffer, ffi::AnyBuffer sizes_buffer,
-               ffi::AnyBuffer offset_buffer, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out_buffer,
-               std::string_view product_name) {
+ffi::Error CheckAndRun(ffi::ThreadPool pool, ffi::AnyBuffer lhs_buffer, ffi::AnyBuffer rhs_buffer,
+                       ffi::AnyBuffer sizes_buffer, ffi::AnyBuffer offset_buffer, ffi::RemainingArgs rest,
+                       ffi::Result<ffi::AnyBuffer> out_buffer, std::string_view product_name) {
   const auto product = ToProduct(product_name);
   if (!product) return Invalid("unknown product '" + std::string(product_name) + "'");
   const bool rows_ragged = *product != Product::kDrhs;
@@ -176,8 +176,8 @@ ffi::Error CheckAndRun(ffi::ThreadPool pool, ffi::AnyBuffer lhs_buffer, ffi::Any
   const int64_t lhs_cols = *product == Product::kDlhs ? problem.n : problem.k;
   const int64_t out_cols = forward ? problem.n : problem.k;
   const bool extents_fit =
-      lhs[1] == lhs_cols && (rows_ragged ? out[0] == problem.m && out[1] == out_cols
-                                         : rhs[0] == problem.m && rhs[1] == problem.n) &&
+      lhs[1] == lhs_cols &&
+      (rows_ragged ? out[0] == problem.m && out[1] == out_cols : rhs[0] == problem.m && rhs[1] == problem.n) &&
       (!bias || ((*bias)[0] == problem.num_weights && (*bias)[1] == out_cols));
   if (!extents_fit || problem.m > std::numeric_limits<int32_t>::max()) {
     return Invalid("extents of lhs " + ToString(lhs.dims) + ", rhs " + ToString(rhs.dims) + " and the result " +

@@ -104,9 +104,12 @@ void AddRaggedRows(const Problem& problem, const Types& types, Plan& plan) {
     ConstMatrix weights = {Offset(problem.rhs, types.rhs, weight * problem.k * problem.n), types.rhs, problem.n, 1};
     if (!forward) weights = weights.Transposed();
     const void* bias = problem.bias ? Offset(problem.bias, bias_dtype, weight * cols) : nullptr;
-    plan.pieces.push_back({end - row, cols, depth,
+    plan.pieces.push_back({end - row,
+                           cols,
+                           depth,
                            {Offset(problem.lhs, types.lhs, row * depth), types.lhs, depth, 1},
-                           weights, bias,
+                           weights,
+                           bias,
                            {Offset(problem.out, types.out, row * cols), types.out, cols}});
   });
   zero_rows(last, problem.m);
@@ -140,7 +143,9 @@ void AddRaggedContraction(const Problem& problem, const Types& types, Plan& plan
     if (weight < 0 || weight >= problem.num_weights || row == end) return;
     written[static_cast<size_t>(weight)] = true;
     const ConstMatrix lhs = {Offset(problem.lhs, types.lhs, row * problem.k), types.lhs, problem.k, 1};
-    const Piece piece = {problem.k, problem.n, end - row,
+    const Piece piece = {problem.k,
+                         problem.n,
+                         end - row,
                          lhs.Transposed(),
                          {Offset(problem.rhs, types.rhs, row * problem.n), types.rhs, problem.n, 1},
                          nullptr,
@@ -271,7 +276,7 @@ void GroupedProducts(const std::vector<Problem>& problems, const Types& types, i
   parallel_for(num_blocks + static_cast<int64_t>(plan.zeros.size()), [&](int64_t i) {
     if (i < num_blocks) return InnerProduct(blocks[static_cast<size_t>(i)], types.wide);
     const Zeros& zeros = plan.zeros[static_cast<size_t>(i - num_blocks)];
-    std::memset(zeros.data, 0, zeros.bytes);
+    if (zeros.bytes > 0) std::memset(zeros.data, 0, zeros.bytes);
   });
   std::vector<std::pair<const Reduction*, int64_t>> rows;
   for (const Reduction& reduction : plan.reductions) {

@@ -114,9 +114,7 @@ void PackPanel(const T* in, int64_t lane_stride, int64_t depth_stride, int64_t l
 
 template <typename Acc>
 void PackPanel(const ConstMatrix& in, int64_t lanes, int64_t width, int64_t depth, Acc* out) {
-  const auto pack = [&](const auto* data) {
-    PackPanel(data, in.row_stride, in.col_stride, lanes, width, depth, out);
-  };
+  const auto pack = [&](const auto* data) { PackPanel(data, in.row_stride, in.col_stride, lanes, width, depth, out); };
   switch (in.dtype) {
     case DType::kF32:
       return pack(static_cast<const float*>(in.data));

@@ -5,23 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jax_ggemm.api import RESULT_NAME, ragged_dot, ragged_dot_general
+from jax_ggemm.experts import ExpertOptions
 from jax_ggemm.export import export_checks
+from jax_ggemm.layouts import ExpertLayout, ExpertParams
+from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe, moe_experts
 from jax_ggemm.native import register
 from jax_ggemm.products import Implementation
 from jax_ggemm.replace import replace_lax_ragged_dot
+from jax_ggemm.routing import Router, update_selection_bias
 
 if TYPE_CHECKING:
     from jax_ggemm.nnx_moe import MoE
 
 __all__ = [
     "RESULT_NAME",
+    "ExpertLayout",
+    "ExpertOptions",
+    "ExpertParams",
     "Implementation",
     "MoE",
+    "MoEOptions",
+    "MoEParams",
+    "Router",
     "export_checks",
+    "moe",
+    "moe_experts",
     "ragged_dot",
     "ragged_dot_general",
     "register",
     "replace_lax_ragged_dot",
+    "update_selection_bias",
 ]
 __version__ = "0.1.0"
 

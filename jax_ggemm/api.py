@@ -14,6 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_ggemm import arguments, binding, dimension_numbers, vjp, xla
 from jax_ggemm.forward_mode import reverse_mode_only
+from jax_ggemm.manual_axes import vary_alike
 from jax_ggemm.products import Call, Implementation, Operands, Product
 
 RESULT_NAME = "jax_ggemm_ragged_dot"
@@ -182,29 +183,17 @@ def _run(product: Product, operands: Operands, options: _Options) -> jax.Array:
         precision=arguments.canonical_precision(options.precision),
         implementation=options.implementation,
     )
-    call = binding.choose(call, operands)
+    return _run_chosen(binding.choose(call, operands), operands)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # so that a call outside jit is traced once
+def _run_chosen(call: Call, operands: Operands) -> jax.Array:
     if call.implementation == "xla":
         result = xla.grouped_product(call, operands)
     else:
-        result = vjp.grouped_product(call, _vary_alike(jax.tree.map(_reverse_mode_only, operands)))
+        result = vjp.grouped_product(call, vary_alike(jax.tree.map(_reverse_mode_only, operands)))
     return checkpoint_name(result, RESULT_NAME)
 
 
 def _reverse_mode_only(array: jax.Array) -> jax.Array:
     return reverse_mode_only(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
-
-
-def _vary_alike(operands: Operands) -> Operands:
-    """Inside `jax.shard_map`: marks every operand as varying over the mesh axes that any of them varies over.
-
-    The products and their gradients then have one type, and JAX sums the gradient of a replicated
-    operand over those axes where this cast is transposed: once.
-    """
-    varying = [jax.typeof(array).mat.varying for array in jax.tree.leaves(operands)]
-    axes = frozenset().union(*varying)
-
-    def cast(array: jax.Array) -> jax.Array:
-        missing = tuple(axes - jax.typeof(array).mat.varying)
-        return lax.pcast(array, missing, to="varying") if missing else array
-
-    return jax.tree.map(cast, operands)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from jax_ggemm import cpu, xla
 from jax_ggemm.products import Call, Implementation, Operands
@@ -54,6 +57,25 @@ def choose(call: Call, operands: Operands) -> Call:
     return call
 
 
+_wrong_platform = Primitive("jax_ggemm_wrong_platform")
+_wrong_platform.def_abstract_eval(lambda lhs, *, result, only: lhs.update(weak_type=False, **dict(result)))
+
+
+@functools.partial(mlir.register_lowering, _wrong_platform)
+def _refuse(_context: mlir.LoweringRuleContext, *_operands: Any, result: Any, only: str) -> Any:
+    del result
+    raise NotImplementedError(
+        f"implementation={only!r} runs on the {only} platform, and this program is for another one; "
+        "implementation=None takes what each platform has"
+    )
+
+
+def _only_on(platform: str, call: Call, operands: Operands) -> jax.Array:
+    """Stands where a program for another platform than this one has no implementation; refuses to be lowered."""
+    result = (("shape", operands.out_shape(call)), ("dtype", call.out_dtype))
+    return _wrong_platform.bind(operands.lhs, result=result, only=platform)
+
+
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def grouped_product(call: Call, operands: Operands) -> jax.Array:
     """Runs one grouped product on the call's implementation.
@@ -70,7 +92,7 @@ def grouped_product(call: Call, operands: Operands) -> jax.Array:
         case None:
             return lax.platform_dependent(operands, cpu=run_cpu, default=functools.partial(xla.grouped_product, call))
         case "cpu":
-            return lax.platform_dependent(operands, cpu=run_cpu)
+            return lax.platform_dependent(operands, cpu=run_cpu, default=functools.partial(_only_on, "cpu", call))
         case str() as name:
             raise ValueError(f"no custom call for implementation {name!r}")
         case implementation:

@@ -16,9 +16,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_ggemm.api import ragged_dot
-from jax_ggemm.layouts import ExpertLayout, ExpertParams
+from jax_ggemm.layouts import DEFAULT, ExpertLayout, ExpertParams
 
 __all__ = [
+    "DEFAULT_OPTIONS",
     "DOWN_NAME",
     "GATE_UP_NAME",
     "HIDDEN_NAME",
@@ -103,10 +104,14 @@ class ExpertOptions:
     """
 
     activation: Activation = swiglu
-    layout: ExpertLayout = ExpertLayout()
+    layout: ExpertLayout = DEFAULT
     precision: lax.PrecisionLike = None
     implementation: Any = None
     ragged_dot: Callable[..., jax.Array] = ragged_dot
+
+
+DEFAULT_OPTIONS = ExpertOptions()
+"""SwiGLU experts in the default layout."""
 
 
 class SharedParams(NamedTuple):
@@ -124,7 +129,7 @@ class SharedParams(NamedTuple):
 
 
 def experts(
-    rows: jax.Array, group_sizes: jax.Array, params: ExpertParams, options: ExpertOptions = ExpertOptions()
+    rows: jax.Array, group_sizes: jax.Array, params: ExpertParams, options: ExpertOptions = DEFAULT_OPTIONS
 ) -> jax.Array:
     """Applies each expert to its own rows.
 
@@ -156,14 +161,15 @@ def experts(
             bias=bias,
             implementation=options.implementation,
         )
-        return checkpoint_name(result, name)
+        named: jax.Array = checkpoint_name(result, name)
+        return named
 
     fused = product(rows, params.gate_up, params.gate_up_bias, GATE_UP_NAME)
     hidden = checkpoint_name(_activate(fused, options), HIDDEN_NAME)
     return product(hidden, params.down, params.down_bias, DOWN_NAME)
 
 
-def shared_expert(x: jax.Array, params: SharedParams, options: ExpertOptions = ExpertOptions()) -> jax.Array:
+def shared_expert(x: jax.Array, params: SharedParams, options: ExpertOptions = DEFAULT_OPTIONS) -> jax.Array:
     """Applies the expert that every token shares.
 
     Args:

@@ -2,7 +2,7 @@
 
 `jax.custom_vjp` has no forward mode, and JAX's own error cannot know that another implementation has
 one. The operands of a product pass through an identity whose tangent is a second identity; reverse mode
-transposes that one away, and forward mode, which has to evaluate it, gets the error.
+transposes that one away, and forward mode, which has to evaluate or batch it, gets the error.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ _MESSAGE = (
     "pass implementation='xla', which is differentiable in every mode, or use reverse mode (grad, vjp, jacrev)"
 )
 
-_operand = Primitive("reverse_mode_operand")
-_tangent = Primitive("reverse_mode_tangent")
+_operand = Primitive("jax_ggemm_reverse_mode_operand")
+_tangent = Primitive("jax_ggemm_reverse_mode_tangent")
 
 
 def _refuse(*_args: object, **_kwargs: object) -> Any:
     raise TypeError(_MESSAGE)
 
 
-for _primitive in (_operand, _tangent):
-    _primitive.def_abstract_eval(lambda aval: aval)
-    batching.primitive_batchers[_primitive] = lambda args, dims, *, _p=_primitive: (_p.bind(*args), dims[0])
-    ad.deflinear2(_primitive, lambda cotangent, _operand: [cotangent])
-ad.primitive_jvps[_operand] = lambda primals, tangents: (
-    _operand.bind(*primals),
-    tangents[0] if isinstance(tangents[0], ad.Zero) else _tangent.bind(*tangents),
-)
+def _operand_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (tangent,) = tangents
+    return _operand.bind(*primals), tangent if isinstance(tangent, ad.Zero) else _tangent.bind(tangent)
+
+
+_operand.def_abstract_eval(lambda aval: aval)
 _operand.def_impl(lambda operand: operand)
-_tangent.def_impl(_refuse)
 mlir.register_lowering(_operand, lambda _context, operand: [operand])
+batching.primitive_batchers[_operand] = lambda operands, axes: (_operand.bind(*operands), *axes)
+ad.primitive_jvps[_operand] = _operand_jvp
+
+_tangent.def_abstract_eval(lambda aval: aval)
+_tangent.def_impl(_refuse)
 mlir.register_lowering(_tangent, _refuse)
+batching.primitive_batchers[_tangent] = _refuse
+ad.deflinear2(_tangent, lambda cotangent, _operand: [cotangent])
 
 
 def reverse_mode_only(operand: jax.Array) -> jax.Array:

@@ -2,8 +2,8 @@
 
 This module knows parameters only: their shapes, where gate and up sit in the fused gate/up weight, and which axis of a
 matrix comes first. It does no arithmetic, so a conversion there and back returns every bit as it was (but for the
-payload of a NaN in bfloat16 JAX arrays, which XLA may quiet as it copies). It works on NumPy arrays (a checkpoint that is
-being read) as well as on JAX arrays, and keeps the kind that it was given.
+payload of a NaN in bfloat16 JAX arrays, which XLA may quiet as it copies). It works on NumPy arrays (a checkpoint that
+is being read) as well as on JAX arrays, and keeps the kind that it was given.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 __all__ = [
     "CONCATENATED",
+    "DEFAULT",
     "GPT_OSS",
     "HF_LINEAR",
     "INTERLEAVED",
@@ -103,6 +104,9 @@ class ExpertLayout:
     out_first: bool = False
 
 
+DEFAULT = ExpertLayout()
+"""(E, K, 2M) with all of gate first, and (E, M, K)."""
+
 HF_LINEAR = ExpertLayout(CONCATENATED, out_first=True)
 """Fused `[E, 2M, H]` and `[E, H, M]` of Hugging Face's Qwen3-MoE, GLM-4-MoE and DeepSeek-V3 classes. Gemma 4's
 (E, 2, M, H) is the same bytes: reshape it to (E, 2M, H)."""
@@ -168,7 +172,7 @@ def convert(params: ExpertParams, source: ExpertLayout, target: ExpertLayout) ->
     """Rearranges expert parameters from one layout to another, bit for bit.
 
     `convert(convert(p, a, b), b, a)` equals `p` exactly. Loading a checkpoint of Qwen3 into the default layout is
-    `convert(ExpertParams(gate_up_proj, down_proj), HF_LINEAR, ExpertLayout())`; with `HF_LINEAR` as the layer's own
+    `convert(ExpertParams(gate_up_proj, down_proj), HF_LINEAR, DEFAULT)`; with `HF_LINEAR` as the layer's own
     layout no conversion is needed at all.
 
     Args:
@@ -221,7 +225,9 @@ def stack_experts(
     for name, matrices, shape in (("gates", gates, first), ("ups", ups, first), ("downs", downs, first[::-1])):
         for expert, matrix in enumerate(matrices):
             if matrix.ndim != 2 or tuple(matrix.shape) != shape:
-                raise TypeError(f"{name}[{expert}] has shape {tuple(matrix.shape)}; gates[0] of shape {first} needs {shape}")
+                raise TypeError(
+                    f"{name}[{expert}] has shape {tuple(matrix.shape)}; gates[0] of shape {first} needs {shape}"
+                )
     module = _module(gates[0])
     gate_up = module.concatenate([module.stack(list(gates)), module.stack(list(ups))], axis=1)
     return convert(ExpertParams(gate_up, module.stack(list(downs))), HF_LINEAR, layout)
@@ -259,7 +265,9 @@ def _half(fused: Array, axis: int) -> int:
     """Returns M for an axis of length 2M."""
     length: int = fused.shape[axis]
     if length % 2:
-        raise TypeError(f"fused has shape {tuple(fused.shape)}; gate and up together need an even length on axis {axis}")
+        raise TypeError(
+            f"fused has shape {tuple(fused.shape)}; gate and up together need an even length on axis {axis}"
+        )
     return length // 2
 
 
@@ -270,7 +278,7 @@ def _pairs(fused: Array, axis: int) -> Array:
 
 
 def _slice(array: Array, axis: int, index: int | slice, after: int = 0) -> tuple[int | slice, ...]:
-    """Returns an index tuple that applies `index` to the axis `after` axes behind `axis` of the array before a split."""
+    """Returns an index tuple that applies `index` to the axis `after` axes behind `axis` of the unsplit array."""
     axis = axis % (array.ndim - after) + after
     return (*(slice(None) for _ in range(axis)), index)
 

@@ -17,8 +17,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jax_ggemm.experts import Activation, ExpertOptions, SharedParams, swiglu
-from jax_ggemm.layouts import CONCATENATED, ExpertLayout, ExpertParams, convert
-from jax_ggemm.moe import MoEOptions, MoEParams, moe
+from jax_ggemm.layouts import CONCATENATED, DEFAULT, ExpertLayout, ExpertParams, convert
+from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe
 from jax_ggemm.routing import Router, RoutingStats, update_selection_bias
 
 __all__ = ["MoE", "SelectionBias"]
@@ -26,6 +26,8 @@ __all__ = ["MoE", "SelectionBias"]
 Initializer = Callable[..., jax.Array]
 Metadata = Mapping[str, Any]
 
+default_kernel_init = nnx.initializers.lecun_normal()
+default_bias_init = nnx.initializers.zeros_init()
 _NO_METADATA: Metadata = MappingProxyType({})
 
 
@@ -89,7 +91,7 @@ class MoE(nnx.Module):
       rngs: rng key.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of a flax layer are keywords
         self,
         features: int,
         hidden_features: int,
@@ -97,7 +99,7 @@ class MoE(nnx.Module):
         *,
         router: Router,
         activation: Activation = swiglu,
-        layout: ExpertLayout = ExpertLayout(),
+        layout: ExpertLayout = DEFAULT,
         use_bias: bool = False,
         use_router_bias: bool = False,
         use_selection_bias: bool = False,
@@ -107,9 +109,9 @@ class MoE(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         precision: lax.PrecisionLike = None,
         implementation: Any = None,
-        kernel_init: Initializer = nnx.initializers.lecun_normal(),
-        bias_init: Initializer = nnx.initializers.zeros_init(),
-        router_init: Initializer = nnx.initializers.lecun_normal(),
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        router_init: Initializer = default_kernel_init,
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         router_metadata: Metadata = _NO_METADATA,
         gate_up_metadata: Metadata = _NO_METADATA,
@@ -138,11 +140,13 @@ class MoE(nnx.Module):
 
             def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
                 gate, up, down = jax.random.split(key, 3)
-                fused = [kernel_init(k, (features, hidden), param_dtype) for k in (gate, up)]
-                return CONCATENATED.join(*fused), kernel_init(down, (hidden, features), param_dtype)
+                fused = CONCATENATED.join(
+                    kernel_init(gate, (features, hidden), param_dtype), kernel_init(up, (features, hidden), param_dtype)
+                )
+                return fused, kernel_init(down, (hidden, features), param_dtype)
 
             gate_up, down = jax.vmap(one)(jax.random.split(rngs.params(), number))
-            return convert(ExpertParams(gate_up, down), ExpertLayout(), layout)
+            return convert(ExpertParams(gate_up, down), DEFAULT, layout)
 
         def bias(use: bool, shape: tuple[int, ...], kind: DTypeLike, metadata: Metadata) -> Any:
             return nnx.Param(bias_init(rngs.params(), shape, kind), **metadata) if use else nnx.data(None)
@@ -174,9 +178,7 @@ class MoE(nnx.Module):
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
 
-    def __call__(
-        self, inputs: jax.Array, *, token_mask: jax.Array | None = None
-    ) -> tuple[jax.Array, RoutingStats]:
+    def __call__(self, inputs: jax.Array, *, token_mask: jax.Array | None = None) -> tuple[jax.Array, RoutingStats]:
         """Applies the layer.
 
         Args:

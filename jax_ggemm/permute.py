@@ -13,16 +13,16 @@ Products and sums are in float32 (float64 for float64 operands) whatever the ope
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["Permutation", "combine", "dispatch", "sort_by_expert"]
+from jax_ggemm.manual_axes import vary_alike
 
-_Tree = TypeVar("_Tree")
+__all__ = ["Permutation", "combine", "dispatch", "sort_by_expert"]
 
 
 class Permutation(NamedTuple):
@@ -88,7 +88,7 @@ def dispatch(x: jax.Array, permutation: Permutation) -> jax.Array:
     """
     x = jnp.asarray(x)
     _check_rows("x", x, permutation.inverse.shape[0], "token")
-    x, permutation = _vary_alike((x, permutation))
+    x, permutation = vary_alike((x, permutation))
     return _spread(x, None, permutation, np.dtype(x.dtype))
 
 
@@ -111,11 +111,10 @@ def combine(y: jax.Array, weights: jax.Array, permutation: Permutation, dtype: A
     """
     y, weights = jnp.asarray(y), jnp.asarray(weights)
     _check_rows("y", y, permutation.order.shape[0], "slot")
-    if weights.shape != permutation.inverse.shape or not jnp.issubdtype(weights.dtype, jnp.floating):
-        raise TypeError(
-            f"weights must be floating of shape {permutation.inverse.shape}, got {weights.dtype} of shape {weights.shape}"
-        )
-    y, weights, permutation = _vary_alike((y, weights, permutation))
+    shape = permutation.inverse.shape
+    if weights.shape != shape or not jnp.issubdtype(weights.dtype, jnp.floating):
+        raise TypeError(f"weights must be floating of shape {shape}, got {weights.dtype} of shape {weights.shape}")
+    y, weights, permutation = vary_alike((y, weights, permutation))
     return _collect(y, weights, permutation, np.dtype(y.dtype if dtype is None else dtype))
 
 
@@ -197,21 +196,6 @@ def _gather(array: jax.Array, indices: jax.Array) -> jax.Array:
 def _wide(array: jax.Array, other: jax.Array) -> jax.Array:
     """Casts to the dtype in which `array` and `other` are multiplied and summed: float32 or wider."""
     return array.astype(jnp.promote_types(jnp.float32, jnp.promote_types(array.dtype, other.dtype)))
-
-
-def _vary_alike(arrays: _Tree) -> _Tree:
-    """Inside `jax.shard_map`: lets every array vary over the mesh axes that any of them varies over.
-
-    A gradient rule must return what its operand's type says. Replicated tokens with one device's experts would break
-    that; the transpose of this cast sums their gradient over the devices, once.
-    """
-    axes = frozenset().union(*(jax.typeof(array).mat.varying for array in jax.tree.leaves(arrays)))
-
-    def cast(array: jax.Array) -> jax.Array:
-        missing = tuple(axes - jax.typeof(array).mat.varying)
-        return lax.pcast(array, missing, to="varying") if missing else array
-
-    return jax.tree.map(cast, arrays)
 
 
 def _check_rows(name: str, rows: jax.Array, number: int, what: str) -> None:

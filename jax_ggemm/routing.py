@@ -14,19 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = [
-    "Renormalize",
-    "Router",
-    "Routing",
-    "RoutingStats",
-    "identity",
-    "load_balance_loss",
-    "normalized_sigmoid",
-    "renormalize",
-    "route",
-    "routing_stats",
-    "update_selection_bias",
-]
+__all__ = ["Renormalize", "Router", "Routing", "RoutingStats", "identity", "load_balance_loss", "normalized_sigmoid"]
+__all__ += ["renormalize", "route", "routing_stats", "update_selection_bias"]
 
 
 def identity(values: jax.Array) -> jax.Array:
@@ -36,11 +25,7 @@ def identity(values: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Renormalize:
-    """Makes the chosen scores of a token sum to one: s / (sum(s) + eps).
-
-    Attributes:
-      eps: keeps a token finite whose chosen scores all underflow; 1e-20 as in DeepSeek-V3's and GLM-4's routers.
-    """
+    """s / (sum(s) + eps). eps (1e-20 in DeepSeek-V3 and GLM-4) keeps a token finite whose chosen scores underflow."""
 
     eps: float = 1e-20
 
@@ -80,8 +65,7 @@ class Router:
       top_groups: groups that a token may choose from: those with the best sum of their `group_best` best scores.
       group_best: 2 in DeepSeek-V3, 1 in DeepSeek-V2.
       scale: factor on the weights ("routed scaling factor").
-      probabilities: logits to the probabilities in the load-balancing loss; softmax in Switch Transformer and
-        Mixtral, `normalized_sigmoid` in DeepSeek-V3.
+      probabilities: logits to those of the load-balancing loss; `normalized_sigmoid` in DeepSeek-V3.
     """
 
     top_k: int
@@ -104,11 +88,7 @@ class Router:
             raise ValueError(f"top_groups must be at most num_groups={self.num_groups}, got {self.top_groups}")
 
     def check(self, num_experts: int) -> None:
-        """Checks this router against a number of experts.
-
-        Raises:
-          ValueError: if `num_experts` cannot be divided into the groups, or offers fewer than `top_k` experts.
-        """
+        """Raises ValueError unless the groups divide `num_experts` and offer a token at least `top_k` of them."""
         if num_experts % self.num_groups:
             raise ValueError(f"num_groups must divide the {num_experts} experts, got {self.num_groups}")
         offered = num_experts // self.num_groups * self.top_groups
@@ -120,19 +100,14 @@ class Router:
 
 
 class Routing(NamedTuple):
-    """What `route` returns.
-
-    Attributes:
-      ids: (T, top_k) int32, the experts of each token, best first; E ("no expert") throughout for a masked token.
-      weights: (T, top_k) float32; 0 for a masked token.
-    """
+    """`route`'s result: (T, top_k) int32 ids, best first, and float32 weights; E ("no expert") and 0 for padding."""
 
     ids: jax.Array
     weights: jax.Array
 
 
 class RoutingStats(NamedTuple):
-    """What `routing_stats` returns. Tokens of padding are in none of it.
+    """`routing_stats`'s result; tokens of padding are in none of it.
 
     Attributes:
       counts: (E,) int32, the choices that fell on each expert.
@@ -158,9 +133,8 @@ def route(
 ) -> Routing:
     """Chooses the experts of each token and weighs them.
 
-    Of equal scores the lower expert index wins. A token with a NaN score keeps valid ids (they are the lowest experts,
-    so no expert receives more rows than it could from any other token) and gets NaN as each weight: the fault stays
-    visible in this token's output and reaches no other token's.
+    Of equal scores the lower expert index wins. A token with a NaN score gets valid ids (the lowest) and NaN as each
+    weight: the fault stays visible in this token's output and reaches no other token's.
 
     Args:
       logits: (T, E) floating array; float32 is what routers are trained in.
@@ -176,11 +150,13 @@ def route(
       TypeError: for a wrong dtype or rank, or sizes that do not fit.
       ValueError: if the router does not fit the number of experts.
     """
-    _check_logits(logits, token_mask)
+    logits = _check_logits(logits, token_mask)
     num_experts = logits.shape[1]
     router.check(num_experts)
     if selection_bias is not None and selection_bias.shape != (num_experts,):
-        raise TypeError(f"selection_bias must have shape ({num_experts},), one value an expert, got {selection_bias.shape}")
+        raise TypeError(
+            f"selection_bias must have shape ({num_experts},), one value an expert, got {selection_bias.shape}"
+        )
 
     scores = router.score(_visible(logits, token_mask))
     if scores.shape != logits.shape:
@@ -208,13 +184,9 @@ def routing_stats(
 ) -> RoutingStats:
     """Computes what training wants to know of a routing, in float32.
 
-    It is a function of its own, and takes the counts, because the sort by expert yields them anyway
-    (`jax_ggemm.permute.sort_by_expert(ids, num_experts).group_sizes`), and because over several devices the
-    losses must come from summed counts: see `load_balance_loss`.
-
     Args:
       logits: (T, E) floating array, as given to `route`.
-      counts: (E,) int32, the choices that fell on each expert.
+      counts: (E,) int32, the choices that fell on each expert: `permute.sort_by_expert(ids, E).group_sizes`.
       router: the rule; its `probabilities` count here.
       token_mask: (T,) bool, False for a token of padding.
 
@@ -224,27 +196,18 @@ def routing_stats(
     Raises:
       TypeError: for a wrong dtype or rank, or sizes that do not fit.
     """
-    _check_logits(logits, token_mask)
+    logits = _check_logits(logits, token_mask)
     if counts.shape != logits.shape[1:]:
         raise TypeError(f"counts must have shape {logits.shape[1:]}, one value an expert, got {counts.shape}")
     visible = _visible(logits, token_mask)
     probabilities = router.probabilities(visible)
     squares = jax.nn.logsumexp(visible, axis=1) ** 2
-    if token_mask is None:
-        num_tokens = jnp.asarray(logits.shape[0], jnp.int32)
-    else:
-        num_tokens = jnp.sum(token_mask, dtype=jnp.int32)
-        probabilities = jnp.where(token_mask[:, None], probabilities, 0.0)
-        squares = jnp.where(token_mask, squares, 0.0)
+    mask = jnp.ones(squares.shape, bool) if token_mask is None else token_mask
+    num_tokens = jnp.sum(mask, dtype=jnp.int32)
     share = 1.0 / jnp.maximum(num_tokens, 1).astype(visible.dtype)
-    mean_probabilities = jnp.sum(probabilities, axis=0) * share
-    return RoutingStats(
-        counts=counts,
-        num_tokens=num_tokens,
-        mean_probabilities=mean_probabilities,
-        load_balance_loss=load_balance_loss(counts, mean_probabilities),
-        z_loss=jnp.sum(squares) * share,
-    )
+    mean_probabilities = jnp.sum(jnp.where(mask[:, None], probabilities, 0.0), axis=0) * share
+    z_loss = jnp.sum(jnp.where(mask, squares, 0.0)) * share
+    return RoutingStats(counts, num_tokens, mean_probabilities, load_balance_loss(counts, mean_probabilities), z_loss)
 
 
 def load_balance_loss(counts: jax.Array, mean_probabilities: jax.Array) -> jax.Array:
@@ -323,14 +286,14 @@ def _visible(logits: jax.Array, token_mask: jax.Array | None) -> jax.Array:
     return logits if token_mask is None else jnp.where(token_mask[:, None], logits, 0.0)
 
 
-def _check_logits(logits: jax.Array, token_mask: jax.Array | None) -> None:
+def _check_logits(logits: jax.Array, token_mask: jax.Array | None) -> jax.Array:
+    logits = jnp.asarray(logits)
     if logits.ndim != 2:
         raise TypeError(f"logits must have shape (tokens, experts), got {logits.shape}")
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TypeError(f"logits must be floating, got {logits.dtype}")
-    if token_mask is None:
-        return
-    if token_mask.dtype != jnp.bool_:
+    if token_mask is not None and token_mask.dtype != jnp.bool_:
         raise TypeError(f"token_mask must be bool, got {token_mask.dtype}")
-    if token_mask.shape != logits.shape[:1]:
+    if token_mask is not None and token_mask.shape != logits.shape[:1]:
         raise TypeError(f"token_mask must have shape {logits.shape[:1]}, one value a token, got {token_mask.shape}")
+    return logits

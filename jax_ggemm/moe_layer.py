@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_ggemm.experts import ExpertOptions, SharedParams, experts, shared_expert
+from jax_ggemm.experts import DEFAULT_OPTIONS, ExpertOptions, SharedParams, experts, shared_expert
 from jax_ggemm.layouts import ExpertParams
 from jax_ggemm.permute import combine, dispatch, sort_by_expert
 from jax_ggemm.routing import Router, RoutingStats, route, routing_stats
@@ -54,7 +54,7 @@ class MoEOptions:
     """
 
     router: Router
-    experts: ExpertOptions = ExpertOptions()
+    experts: ExpertOptions = DEFAULT_OPTIONS
 
 
 def moe(
@@ -111,7 +111,7 @@ def moe_experts(
     ids: jax.Array,
     weights: jax.Array,
     params: ExpertParams,
-    options: ExpertOptions = ExpertOptions(),
+    options: ExpertOptions = DEFAULT_OPTIONS,
 ) -> tuple[jax.Array, jax.Array]:
     """Applies experts that were chosen elsewhere: by a hash, by another router, or on another device.
 
