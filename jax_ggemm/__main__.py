@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -14,13 +11,7 @@ import jax.numpy as jnp
 
 import jax_ggemm
 from jax_ggemm import benchmark, binding
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+from jax_ggemm.files import write_json
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -46,12 +37,15 @@ def _bench(arguments: argparse.Namespace) -> None:
     shapes = [
         benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, arguments.dtype) for groups in arguments.groups
     ]
-    reports = [benchmark.run(shape, arguments.repeats, arguments.budget) for shape in shapes]
+    reports = [
+        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, arguments.budget)
+        for shape in shapes
+    ]
     report = benchmark.as_json(shapes, reports)
     print(", ".join(f"{key} {value}" for key, value in report["environment"].items()))
     print(benchmark.table(shapes, reports))
     if arguments.json is not None:
-        _write_whole(arguments.json, json.dumps(report, indent=1) + "\n")
+        write_json(arguments.json, report)
 
 
 def main(argv: list[str] | None = None) -> int:
