@@ -53,7 +53,9 @@ def as_int32(name: str, value: ArrayLike) -> jax.Array:
     Raises:
       TypeError: unless it is an array of integers, or an int.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        value = np.asarray(value)
+    elif isinstance(value, int):
         value = np.asarray(max(min(value, _INT32.max), _INT32.min), np.int32)
     # NumPy arrays first: JAX would wrap their 64-bit integers where x64 is off.
     array = value if isinstance(value, np.ndarray) else as_array(name, value)
