@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 _INT32 = jnp.iinfo(jnp.int32)
 
 
-def as_array(name: str, value: ArrayLike) -> jax.Array:
+def as_array(name: str, value: Any) -> jax.Array:
     """The argument as a JAX array.
 
     Raises:
