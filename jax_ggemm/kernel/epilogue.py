@@ -1,0 +1,104 @@
+"""The epilogue: from accumulators in registers straight to global memory, rows and columns past the ends left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Where a kernel writes: a row-major matrix, and what is added to it."""
+
+    data: Any
+    columns: Any
+    bias: Any
+    """Pointer to a (weights, columns) float32 matrix, read only where the kernel was compiled with bias."""
+
+
+@cute.jit
+def add_bias(acc: cute.Tensor, coords: cute.Tensor, result: Result, row: Int32, column: Int32):
+    """Adds a row of bias to every row of the accumulators."""
+    bias = cute.make_tensor(
+        result.bias + (Int64(row) * Int64(result.columns) + Int64(column)), cute.make_layout(result.columns - column)
+    )
+    for i in cutlass.range_constexpr(cute.size(acc, mode=[2])):
+        for c in cutlass.range_constexpr(2):
+            for a in cutlass.range_constexpr(cute.size(acc, mode=[0, 2])):
+                at = coords[(c, 0, a), 0, i][1]
+                value = Float32(0)
+                if column + at < result.columns:
+                    value = bias[at]
+                for j in cutlass.range_constexpr(cute.size(acc, mode=[1])):
+                    for r in cutlass.range_constexpr(2):
+                        acc[(c, r, a), j, i] += value
+
+
+@cute.jit
+def _transpose_in_quad(values: cute.Tensor):
+    """Transposes the 4 x 4 matrix whose row j is the four values of the j-th of four neighbouring lanes."""
+    lane = cute.arch.lane_idx()
+    for bit in cutlass.range_constexpr(2):
+        step = 1 << bit
+        upper = (lane & step) != 0
+        for j in cutlass.range_constexpr(4):
+            if cutlass.const_expr(j & step == 0):
+                low = values[j]
+                high = values[j | step]
+                sent = high
+                if upper:
+                    sent = low
+                got = cute.arch.shuffle_sync_bfly(sent, step)
+                if upper:
+                    low = got
+                else:
+                    high = got
+                values[j] = low
+                values[j | step] = high
+
+
+@cute.jit
+def store(acc: cute.Tensor, coords: cute.Tensor, result: Result, origin: tuple, rows: Int32):
+    """Writes a tile; run by the threads that hold its accumulators.
+
+    A warpgroup's accumulators give each thread two neighbouring columns out of every eight. Four lanes that share
+    a row trade them, so that each has eight neighbouring columns of a 16-bit result: one 16-byte store.
+
+    Args:
+      acc: the thread's accumulators, ((2, 2, n / 8), tiles of m, tiles of n).
+      coords: their (row, column) in the tile, in the same layout.
+      result: where to.
+      origin: (row, column) of the tile in the result.
+      rows: how many rows of the tile are written.
+    """
+    dtype = result.data.dtype
+    atoms = cute.size(acc, mode=[0, 2])
+    quad_lane = cute.arch.lane_idx() % 4
+    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=128 if dtype.width == 16 else 64)
+    per_store = 8 if dtype.width == 16 else 2
+
+    converted = cute.make_rmem_tensor(acc.layout, dtype)
+    converted.store(acc.load().to(dtype))
+    for j in cutlass.range_constexpr(cute.size(acc, mode=[1])):
+        for r in cutlass.range_constexpr(2):
+            row = coords[(0, r, 0), j, 0][0]
+            row_start = Int64(origin[0] + row) * Int64(result.columns)
+            for i in cutlass.range_constexpr(cute.size(acc, mode=[2])):
+                group = 4 if dtype.width == 16 else 1
+                for a in cutlass.range_constexpr(0, atoms, group):
+                    values = cute.make_rmem_tensor(per_store, dtype)
+                    for b in cutlass.range_constexpr(group):
+                        for c in cutlass.range_constexpr(2):
+                            values[2 * b + c] = converted[(c, r, a + b), j, i]
+                    column = coords[(0, 0, a), j, i][1]
+                    if cutlass.const_expr(group == 4):
+                        _transpose_in_quad(cute.recast_tensor(values, Int32))
+                        column += 6 * quad_lane  # from two columns a lane to eight
+                    column += origin[1]
+                    if row < rows and column < result.columns:
+                        # Both are multiples of per_store: columns of the result come in eights.
+                        at = result.data + cute.assume(row_start + Int64(column), divby=per_store)
+                        cute.copy(copy, values, cute.make_tensor(at, cute.make_layout(per_store)))
