@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -15,15 +12,9 @@ import numpy as np
 
 import jax_ggemm
 from jax_ggemm import benchmark, binding, compile_objects
+from jax_ggemm.files import write_json
 from jax_ggemm.kernel import config
 from jax_ggemm.products import Product
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -33,7 +24,7 @@ def _info(arguments: argparse.Namespace) -> None:
     chosen = False
     for name in binding.NAMES:
         try:
-            product = jnp.zeros((1, 1), arguments.dtype)
+            product = jnp.zeros((8, 8), arguments.dtype)
             jax.jit(jax_ggemm.ragged_dot, static_argnames="implementation").lower(
                 product, product[None], jnp.ones(1, jnp.int32), implementation=name
             ).compile()
@@ -49,12 +40,15 @@ def _bench(arguments: argparse.Namespace) -> None:
     shapes = [
         benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, arguments.dtype) for groups in arguments.groups
     ]
-    reports = [benchmark.run(shape, arguments.repeats, arguments.budget) for shape in shapes]
+    reports = [
+        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, arguments.budget)
+        for shape in shapes
+    ]
     report = benchmark.as_json(shapes, reports)
     print(", ".join(f"{key} {value}" for key, value in report["environment"].items()))
     print(benchmark.table(shapes, reports))
     if arguments.json is not None:
-        _write_whole(arguments.json, json.dumps(report, indent=1) + "\n")
+        write_json(arguments.json, report)
 
 
 def _compile(arguments: argparse.Namespace) -> None:

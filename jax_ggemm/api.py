@@ -15,7 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_ggemm import arguments, binding, dimension_numbers, vjp, xla
 from jax_ggemm.forward_mode import reverse_mode_only
 from jax_ggemm.manual_axes import vary_alike
-from jax_ggemm.products import Call, Implementation, Operands, Product
+from jax_ggemm.products import Call, Implementation, Operands, Product, accumulation_dtype
 
 RESULT_NAME = "jax_ggemm_ragged_dot"
 """The `checkpoint_name` of every result, for policies such as `save_only_these_names`."""
@@ -155,7 +155,12 @@ def ragged_dot_general(
     if axes.ragged in axes.lhs_contract:
         if group_offset is not None:
             raise NotImplementedError("group_offset needs a free ragged dimension (mode 1)")
-        return dimension_numbers.ragged_contracting(axes, lhs, rhs, sizes, functools.partial(matrices, Product.DRHS))
+        dtype = arguments.result_dtype(lhs.dtype, rhs.dtype, preferred_element_type)
+        if sizes.ndim > 1:  # a sum of products over the outer axes, which is to be rounded once too
+            wide = accumulation_dtype(lhs.dtype, rhs.dtype, dtype)
+            options = dataclasses.replace(options, preferred_element_type=wide)
+        matrices_of_groups = functools.partial(matrices, Product.DRHS)
+        return dimension_numbers.ragged_contracting(axes, lhs, rhs, sizes, matrices_of_groups).astype(dtype)
     groups = rhs.shape[axes.rhs_group[0]]
     if group_offset is None and sizes.shape[-1] != groups:
         raise TypeError(

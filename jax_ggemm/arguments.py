@@ -11,6 +11,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+_INT32 = jnp.iinfo(jnp.int32)
+
 
 def as_array(name: str, value: ArrayLike) -> jax.Array:
     """The argument as a JAX array.
@@ -45,10 +47,24 @@ def check_out_sharding(out_sharding: Any) -> None:
         )
 
 
-def check_integers(name: str, array: jax.Array) -> None:
-    """Raises TypeError unless the array holds integers."""
+def as_int32(name: str, value: ArrayLike) -> jax.Array:
+    """An argument of integers of any dtype as int32, clamped to its range.
+
+    Raises:
+      TypeError: unless it is an array of integers, or an int.
+    """
+    if isinstance(value, bool):
+        value = np.asarray(value)
+    elif isinstance(value, int):
+        value = np.asarray(max(min(value, _INT32.max), _INT32.min), np.int32)
+    # NumPy arrays first: JAX would wrap their 64-bit integers where x64 is off.
+    array = value if isinstance(value, np.ndarray) else as_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name} must have an integer dtype, got {array.dtype}")
+    own = jnp.iinfo(array.dtype)
+    if own.min < _INT32.min or own.max > _INT32.max:
+        array = array.clip(max(own.min, _INT32.min), min(own.max, _INT32.max))
+    return as_array(name, array.astype(jnp.int32))
 
 
 def check_arrays(
@@ -57,28 +73,21 @@ def check_arrays(
     """The four arrays of a call, checked but for their ranks; the sizes and the offset as int32.
 
     Returns:
-      lhs, rhs, group_sizes and a () shaped group_offset (0 where it was None).
+      lhs, rhs, group_sizes and a () shaped group_offset.
     """
-    lhs, rhs, sizes = as_array("lhs", lhs), as_array("rhs", rhs), as_array("group_sizes", group_sizes)
-    check_integers("group_sizes", sizes)
+    sizes = as_int32("group_sizes", group_sizes)
     if sizes.ndim == 0:
         raise TypeError("group_sizes must have rank 1, of shape (g,); got a scalar")
-    offset = jnp.zeros((), jnp.int32)
-    if group_offset is not None:
-        offset = as_array("group_offset", np.asarray(group_offset) if isinstance(group_offset, int) else group_offset)
-        check_integers("group_offset", offset)
-        if offset.shape not in ((), (1,)):
-            raise TypeError(f"group_offset must be of shape () or (1,); got shape {offset.shape}")
-        offset = _saturate(offset.reshape(()))
-    return lhs, rhs, _saturate(sizes), offset
+    offset = _no_offset() if group_offset is None else as_int32("group_offset", group_offset)
+    if offset.shape not in ((), (1,)):
+        raise TypeError(f"group_offset must be of shape () or (1,); got shape {offset.shape}")
+    return as_array("lhs", lhs), as_array("rhs", rhs), sizes, offset.reshape(())
 
 
-def _saturate(array: jax.Array) -> jax.Array:
-    """Any integers as int32, clamped to its range."""
-    bounds, own = jnp.iinfo(jnp.int32), jnp.iinfo(array.dtype)
-    if own.min < bounds.min or own.max > bounds.max:
-        array = jnp.clip(array, max(own.min, bounds.min), min(own.max, bounds.max))
-    return array.astype(jnp.int32)
+@functools.partial(jax.jit, inline=True)
+def _no_offset() -> jax.Array:
+    # jitted, since it is then a constant of a program, and not a transfer to the device
+    return jnp.zeros((), jnp.int32)
 
 
 def check_bias(bias: ArrayLike, shape: tuple[int, int]) -> jax.Array:

@@ -29,7 +29,7 @@ PASSES = ("forward", "forward+gradients")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One problem: m rows in `groups` equal groups, times (k, n) weights."""
+    """The extents of a problem: m rows in `groups` groups, times (k, n) weights."""
 
     m: int
     k: int
@@ -37,14 +37,46 @@ class Shape:
     groups: int
     dtype: str = "float32"
 
-    def operands(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Random lhs (m, k) and rhs (groups, k, n), and group_sizes (groups,)."""
-        keys = jax.random.split(jax.random.key(0))
-        lhs = jax.random.normal(keys[0], (self.m, self.k), self.dtype)
-        rhs = jax.random.normal(keys[1], (self.groups, self.k, self.n), self.dtype)
+    def __str__(self) -> str:
+        return f"{self.m}, {self.k}, {self.n}, {self.groups}, {self.dtype}"
+
+    def equal_sizes(self) -> np.ndarray:
+        """(groups,) int32: m rows in equal groups, as far as they can be equal."""
         sizes = np.full(self.groups, self.m // self.groups, np.int32)
         sizes[: self.m % self.groups] += 1
-        return lhs, rhs, jnp.asarray(sizes)
+        return sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What every candidate computes with.
+
+    Attributes:
+      lhs: (m, k).
+      rhs: (groups, k, n), of the size that keeps the result's near 1.
+      group_sizes: (groups,) int32.
+      cotangent: (m, n), of the result.
+    """
+
+    lhs: jax.Array
+    rhs: jax.Array
+    group_sizes: jax.Array
+    cotangent: jax.Array
+
+    @classmethod
+    def random(cls, shape: Shape, group_sizes: np.ndarray, seed: int = 0) -> Problem:
+        """Normally distributed operands."""
+        keys = jax.random.split(jax.random.key(seed), 3)
+        return cls(
+            lhs=jax.random.normal(keys[0], (shape.m, shape.k), shape.dtype),
+            rhs=jax.random.normal(keys[1], (shape.groups, shape.k, shape.n), shape.dtype) * shape.k**-0.5,
+            group_sizes=jnp.asarray(group_sizes, jnp.int32),
+            cotangent=jax.random.normal(keys[2], (shape.m, shape.n), shape.dtype),
+        )
+
+    def operands(self, candidate: str) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """The arguments of a candidate's programs: the dense product gets one matrix, for all rows."""
+        return self.lhs, self.rhs[0] if candidate == DENSE else self.rhs, self.group_sizes, self.cotangent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,35 +97,36 @@ class Timing:
         return float(np.median(self.seconds))
 
 
-def candidates(shape: Shape) -> dict[str, RaggedDot]:
-    """What is timed on a shape, by name."""
-    found: dict[str, RaggedDot] = {DENSE: lambda lhs, rhs, _sizes: lhs @ rhs[0], LAX: jax.lax.ragged_dot}
-    operands = jax.eval_shape(shape.operands)
+def candidates(problem: Problem) -> dict[str, RaggedDot]:
+    """What is timed on a problem, by name: what runs on this machine."""
+    found: dict[str, RaggedDot] = {DENSE: lambda lhs, rhs, _sizes: lhs @ rhs, LAX: jax.lax.ragged_dot}
     for name in binding.NAMES:
-
-        def ours(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, name: str = name) -> jax.Array:
-            return ragged_dot(lhs, rhs, sizes, implementation=name)
-
+        ours = functools.partial(ragged_dot, implementation=name)
         try:
-            jax.jit(ours).lower(*operands)
+            jax.jit(ours).lower(problem.lhs, problem.rhs, problem.group_sizes)
         except NotImplementedError:
             continue
         found[f"jax_ggemm {name}"] = ours
     return found
 
 
-def with_gradients(product: RaggedDot) -> RaggedDot:
-    """The product together with the gradients of both operands, for a cotangent like the result."""
+def forward(product: RaggedDot) -> Callable[..., Any]:
+    """The program of a forward pass, of `Problem.operands`."""
+    return lambda lhs, rhs, sizes, _cotangent: product(lhs, rhs, sizes)
 
-    def run(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> Any:
+
+def with_gradients(product: RaggedDot) -> Callable[..., Any]:
+    """The program of a forward and a backward pass: the result, and the gradients of lhs and rhs."""
+
+    def run(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, cotangent: jax.Array) -> Any:
         result, pull_back = jax.vjp(lambda lhs, rhs: product(lhs, rhs, sizes), lhs, rhs)
-        return result, pull_back(result)
+        return result, *pull_back(cotangent)
 
     return run
 
 
 def temporary_bytes(program: jax.stages.Compiled) -> int:
-    """The temporary memory that a compiled program allocates, in bytes."""
+    """The temporary memory that XLA allocates for a compiled program, in bytes, without what a handler takes itself."""
     analysis: Any = program.memory_analysis()
     return int(analysis.temp_size_in_bytes)
 
@@ -124,25 +157,23 @@ def time_interleaved(
     return {name: tuple(seconds) for name, seconds in times.items()}
 
 
-def run(shape: Shape, repeats: int, budget: float) -> dict[str, dict[str, Timing]]:
-    """Times every candidate on a shape.
+def run(problem: Problem, repeats: int, budget: float) -> dict[str, dict[str, Timing]]:
+    """Times every candidate on a problem.
 
     Args:
-      shape: the problem.
+      problem: the operands.
       repeats: calls of each candidate.
       budget: seconds after which a candidate is not called again.
 
     Returns:
       A timing by pass ("forward", "forward+gradients") and candidate.
     """
-    lhs, rhs, sizes = shape.operands()
     report = {}
-    for name, wrap in zip(PASSES, (lambda product: product, with_gradients), strict=True):
+    for name, wrap in zip(PASSES, (forward, with_gradients), strict=True):
         calls: dict[str, Callable[[], Any]] = {}
         temporary = {}
-        for candidate, product in candidates(shape).items():
-            # The dense product has one matrix; timing its gradient must not fill the others with zeros.
-            operands = (lhs, rhs[:1] if candidate == DENSE else rhs, sizes)
+        for candidate, product in candidates(problem).items():
+            operands = problem.operands(candidate)
             program = jax.jit(wrap(product)).lower(*operands).compile()
             calls[candidate] = functools.partial(program, *operands)
             temporary[candidate] = temporary_bytes(program)
@@ -175,20 +206,20 @@ def _cores() -> int:
 def table(shapes: Sequence[Shape], reports: Sequence[dict[str, dict[str, Timing]]]) -> str:
     """The timings as a Markdown table: best time, and its ratio to the dense product's."""
     rows = [("m, k, n, groups, dtype", "pass", "candidate", "best ms", "median ms", "x dense", "temporary MiB")]
-    for shape, report in zip(shapes, reports, strict=True):
-        for name, timings in report.items():
-            for candidate, timing in timings.items():
-                rows.append(
-                    (
-                        f"{shape.m}, {shape.k}, {shape.n}, {shape.groups}, {shape.dtype}",
-                        name,
-                        candidate,
-                        f"{timing.best * 1e3:.2f}",
-                        f"{timing.median * 1e3:.2f}",
-                        f"{timing.best / timings[DENSE].best:.2f}",
-                        f"{timing.temporary_bytes / 2**20:.1f}",
-                    )
-                )
+    rows += [
+        (
+            str(shape),
+            name,
+            candidate,
+            f"{timing.best * 1e3:.2f}",
+            f"{timing.median * 1e3:.2f}",
+            f"{timing.best / timings[DENSE].best:.2f}",
+            f"{timing.temporary_bytes / 2**20:.1f}",
+        )
+        for shape, report in zip(shapes, reports, strict=True)
+        for name, timings in report.items()
+        for candidate, timing in timings.items()
+    ]
     return markdown(rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shutil
 import struct
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_ggemm import objects
+from jax_ggemm.files import write_json
 from jax_ggemm.kernel.config import KernelSpec
 
 _ELF = b"\x7fELF"
@@ -103,6 +103,5 @@ def compile_all(specs: Sequence[KernelSpec], arch: str, out: Path, keep_cubin: b
         if keep_cubin:
             (out / f"{name}.cubin").write_bytes(cubin(data))
         entries.append(_report(spec, arch, name, data))
-    manifest = {"versions": objects.versions(), "kernels": entries}
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    write_json(out / "manifest.json", {"versions": objects.versions(), "kernels": entries})
     return entries

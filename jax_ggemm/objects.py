@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jax_ggemm import native
+from jax_ggemm.files import write_whole
 from jax_ggemm.kernel.config import KernelSpec
 
 DSL = "nvidia-cutlass-dsl"
@@ -84,10 +85,7 @@ def _packaged_directory() -> Path:
 
 def write(path: Path, data: bytes) -> None:
     """Writes an object's file, whole or not at all, whoever else writes it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(data + hashlib.sha256(data).digest())
-    os.replace(file.name, path)
+    write_whole(path, lambda file: file.write(data + hashlib.sha256(data).digest()))
 
 
 def read(path: Path) -> bytes | None:

@@ -73,7 +73,7 @@ class Operands:
     @property
     def batch_rank(self) -> int:
         """The number of leading batch axes."""
-        return self.group_offset.ndim
+        return self.group_sizes.ndim - 1
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

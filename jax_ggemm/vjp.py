@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_ggemm.batching import batchable
-from jax_ggemm.products import Call, Operands, Product
+from jax_ggemm.products import Call, Operands, Product, accumulation_dtype
 
 _NO_GRADIENT: Any = None
 """The cotangent of an array of integers."""
@@ -39,25 +40,26 @@ def _forward(call: Call, operands: Operands) -> tuple[jax.Array, Operands]:
 def _backward(call: Call, operands: Operands, cotangent: jax.Array) -> tuple[Operands]:
     lhs, rhs, bias = operands.lhs, operands.rhs, operands.bias
 
-    def product(which: Product, a: jax.Array, b: jax.Array, like: jax.Array) -> jax.Array:
+    def product(which: Product, a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
         groups = Operands(a, b, operands.group_sizes, operands.group_offset)
-        return grouped_product(call.becomes(which, like.dtype), groups)
+        return grouped_product(call.becomes(which, dtype), groups)
 
     match call.product:
         case Product.FORWARD:
-            d_lhs = product(Product.DLHS, cotangent, rhs, lhs)
-            d_rhs = product(Product.DRHS, lhs, cotangent, rhs)
+            d_lhs = product(Product.DLHS, cotangent, rhs, lhs.dtype)
+            d_rhs = product(Product.DRHS, lhs, cotangent, rhs.dtype)
         case Product.DLHS:
-            d_lhs = product(Product.FORWARD, cotangent, rhs, lhs)
-            d_rhs = product(Product.DRHS, cotangent, lhs, rhs)
+            d_lhs = product(Product.FORWARD, cotangent, rhs, lhs.dtype)
+            d_rhs = product(Product.DRHS, cotangent, lhs, rhs.dtype)
         case Product.DRHS:
-            d_lhs = product(Product.DLHS, rhs, cotangent, lhs)
-            d_rhs = product(Product.FORWARD, lhs, cotangent, rhs)
+            d_lhs = product(Product.DLHS, rhs, cotangent, lhs.dtype)
+            d_rhs = product(Product.FORWARD, lhs, cotangent, rhs.dtype)
     d_bias = None
     if bias is not None:
         # The sum of a group's rows is a product of them with a column of ones.
         ones = jnp.ones_like(cotangent, shape=(cotangent.shape[0], 1))
-        d_bias = product(Product.DRHS, ones, cotangent, bias)[:, 0]
+        wide = accumulation_dtype(cotangent.dtype)
+        d_bias = product(Product.DRHS, ones, cotangent, wide)[:, 0].astype(bias.dtype)
     return (Operands(d_lhs, d_rhs, _NO_GRADIENT, _NO_GRADIENT, d_bias),)
 
 

@@ -79,7 +79,7 @@ def _make_tiles(call: Call, m: int, group_sizes: jax.Array, group_offset: jax.Ar
 
     in_range = jnp.minimum(tile_group, groups - 1)
     first_row = starts[in_range] + (tile - tile_starts[in_range]) * rows
-    slot_row = first_row[:, None] + jnp.arange(rows, dtype=jnp.int32)
+    slot_row = first_row[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
     slot_used = tile_used[:, None] & (slot_row < ends[in_range][:, None])
 
     row = jnp.arange(m, dtype=jnp.int32)
@@ -103,14 +103,9 @@ def _take_unique(array: jax.Array, index: jax.Array) -> jax.Array:
     return array.at[index].get(mode="fill", fill_value=0, unique_indices=True)
 
 
-def _take_weights(weights: jax.Array, tiles: _Tiles) -> jax.Array:
-    """The weights of each tile.
-
-    The gradient of this gather adds the tiles of a group up; going through the accumulation dtype
-    makes it do so there. (Forward, the two conversions of a copy cancel.)
-    """
-    dtype = accumulation_dtype(weights.dtype)
-    return weights.astype(dtype).at[tiles.tile_weight].get(mode="clip", indices_are_sorted=True).astype(weights.dtype)
+def _take_weights(weights: jax.Array, tiles: _Tiles, dtype: np.dtype) -> jax.Array:
+    """The weights of each tile, as `dtype`. The gradient of this gather adds the tiles of a group up in `dtype`."""
+    return weights.astype(dtype).at[tiles.tile_weight].get(mode="clip", indices_are_sorted=True)
 
 
 def _batched_dot(call: Call, lhs: jax.Array, rhs: jax.Array, contract: tuple[int, int]) -> jax.Array:
@@ -126,14 +121,17 @@ def _ragged_rows(call: Call, operands: Operands) -> jax.Array:
     """FORWARD and DLHS."""
     m = operands.lhs.shape[0]
     tiles = _make_tiles(call, m, operands.group_sizes, operands.group_offset)
+    wide = accumulation_dtype(operands.lhs.dtype, operands.rhs.dtype, call.out_dtype)
+    # Where JAX differentiates these lines itself, the gradient of the weights is a sum over tiles: in `wide`.
+    rhs_dtype = wide if call.implementation == "xla" else operands.rhs.dtype
     contract = (2, 1) if call.product is Product.FORWARD else (2, 2)
     result = _batched_dot(
-        call, _take_unique(operands.lhs, tiles.slot_row), _take_weights(operands.rhs, tiles), contract
+        call, _take_unique(operands.lhs, tiles.slot_row), _take_weights(operands.rhs, tiles, rhs_dtype), contract
     )
     if operands.bias is not None:
-        result += _take_weights(operands.bias, tiles)[:, None].astype(result.dtype)
-    result = result.reshape(-1, result.shape[-1])
-    return _take_unique(result, tiles.row_slot).astype(call.out_dtype)
+        result += _take_weights(operands.bias, tiles, wide)[:, None]
+    slots = result.shape[0] * result.shape[1]
+    return _take_unique(result.reshape(slots, result.shape[2]), tiles.row_slot).astype(call.out_dtype)
 
 
 def _ragged_contraction(call: Call, operands: Operands) -> jax.Array:

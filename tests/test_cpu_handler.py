@@ -154,10 +154,7 @@ def test_garbage_sizes_and_offsets_stay_inside_the_arrays(product: str) -> None:
     rng = np.random.default_rng(0)
     extremes = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 36, 37, 38, 2**30, -(2**30)])
     for trial in range(200):
-        if trial % 2:
-            sizes = rng.integers(-(2**31), 2**31, groups)
-        else:
-            sizes = rng.choice(extremes, groups)
+        sizes = rng.integers(-(2**31), 2**31, groups) if trial % 2 else rng.choice(extremes, groups)
         offset = int(rng.choice(np.append(extremes, rng.integers(-(2**31), 2**31))))
         neighbours = [jnp.full(shape, jnp.nan) for shape in (out, (m, lhs_columns), rhs)]
         got = run(ones(m, lhs_columns), ones(*rhs), jnp.array(sizes, I32), jnp.array(offset, I32))

@@ -54,7 +54,7 @@ def test_floats_of_any_mix(implementation: Any, k: int, n: int, lhs: Any, rhs: A
         check_everything(implementation, *arguments, np.array(sizes, np.int32), normal((200, n), out) * scale)
 
 
-@pytest.mark.parametrize(("lhs", "rhs"), list(itertools.product((*FLOATS, *OTHERS), repeat=2)), ids=name)
+@pytest.mark.parametrize(("lhs", "rhs"), list(itertools.combinations_with_replacement((*FLOATS, *OTHERS), 2)), ids=name)
 def test_result_dtype_is_that_of_lax(lhs: Any, rhs: Any, x64: None) -> None:
     arguments = [jax.ShapeDtypeStruct(*of) for of in (((6, 3), lhs), ((2, 3, 4), rhs), ((2,), jnp.int32))]
     try:

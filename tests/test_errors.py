@@ -49,9 +49,7 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "match"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG]
-)
+@pytest.mark.parametrize(("change", "error", "match"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
 def test_wrong_arguments_are_named_before_anything_runs(
     change: dict[str, Any], error: type[Exception], match: str
 ) -> None:

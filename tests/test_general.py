@@ -120,7 +120,9 @@ def membership(case: Case, sizes: np.ndarray) -> np.ndarray:
 
 
 def operands(case: Case) -> tuple[jax.Array, jax.Array, np.ndarray]:
-    lhs, rhs = (normal(tuple(EXTENTS[letter] for letter in array), seed=i) for i, array in enumerate((case.lhs, case.rhs)))
+    lhs, rhs = (
+        normal(tuple(EXTENTS[letter] for letter in array), seed=i) for i, array in enumerate((case.lhs, case.rhs))
+    )
     return lhs, rhs, sizes_of(case)
 
 
@@ -131,7 +133,7 @@ def test_free_and_contracting_ragged_dimensions_of_any_layout(ragged_dot_general
     equation = f"{case.lhs},{case.rhs},{case.sizes}gm->{case.out()}"
     wide = (np.asarray(lhs, np.float64), np.asarray(rhs, np.float64), in_groups)
     want = np.einsum(equation, *wide, optimize=True)
-    run = jax.jit(lambda l, r, s: ragged_dot_general(l, r, s, case.numbers()))
+    run = jax.jit(lambda x, w, s: ragged_dot_general(x, w, s, case.numbers()))
     got = run(lhs, rhs, sizes)
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
@@ -176,7 +178,7 @@ def test_a_batch_ragged_dimension_is_a_batched_product(ragged_dot_general: Any) 
 def test_group_offset_in_the_general_form(ragged_dot_general: Any) -> None:
     lhs, rhs, sizes = normal((5, 12)), normal((8, 2, 4)), np.array([3, 2, 4, 3])
     numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (1,), (1,))
-    run = jax.jit(lambda l, r, o: ragged_dot_general(l, r, sizes, numbers, group_offset=o))
+    run = jax.jit(lambda x, w, o: ragged_dot_general(x, w, sizes, numbers, group_offset=o))
     lhs = normal((8, 12))
     for offset in (2, 0, -1):
         want = oracle.forward(np.asarray(lhs).T, np.moveaxis(np.asarray(rhs), 1, 0), sizes, offset)
@@ -197,7 +199,7 @@ def test_zero_extents_in_the_general_form(ragged_dot_general: Any, zero: str) ->
 def test_tails_of_nan_in_the_second_mode(ragged_dot_general: Any) -> None:
     lhs, rhs, sizes = normal((12, 5)), normal((12, 3)), np.array([4, 0, 3])
     numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
-    run = jax.jit(jax.value_and_grad(lambda l, r: jnp.sum(ragged_dot_general(l, r, sizes, numbers) ** 2), (0, 1)))
+    run = jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(ragged_dot_general(x, w, sizes, numbers) ** 2), (0, 1)))
     clean, poisoned = run(lhs, rhs), run(lhs.at[7:].set(jnp.nan), rhs.at[7:].set(jnp.inf))
     jax.tree.map(np.testing.assert_array_equal, clean, poisoned)
     np.testing.assert_array_equal(poisoned[1][0][7:], 0)

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ragged_dot import everything, normal
 
+import jax_ggemm
+
 NATIVE = [name for name in IMPLEMENTATIONS if name != "xla"]
 """The shapes of these are data of one kernel; a new shape of plain JAX compiles for seconds."""
 DTYPES = st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16])
@@ -35,7 +37,7 @@ def check(lhs: Any, rhs: Any, sizes: Any, ct: Any, offset: int, bias: Any, imple
         oracle.assert_close(gradient, oracle.d_bias(ct, sizes, len(rhs), offset))
 
 
-@settings(**COMMON, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(**COMMON, max_examples=70, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_any_call_of_a_native_implementation_equals_the_loop(data: st.DataObject) -> None:
     draw = data.draw
@@ -64,19 +66,19 @@ FIXED = {"m": 50, "k": 9, "n": 21, "w": 3, "groups": 6}
     tail=st.sampled_from([0, np.nan, np.inf]),
     implementation=st.sampled_from(IMPLEMENTATIONS),
 )
-def test_any_sizes_and_offset_of_every_implementation(sizes: Any, offset: int, tail: float, implementation: Any) -> None:
+def test_any_sizes_and_offset_of_every_implementation(
+    sizes: Any, offset: int, tail: float, implementation: Any
+) -> None:
     m, k, n, w, _ = FIXED.values()
     end = oracle.bounds(sizes, m)[-1][1]
     lhs, ct = (normal(shape).at[end:].set(tail) for shape in ((m, k), (m, n)))
     check(lhs, normal((w, k, n)), sizes, ct, offset, normal((w, n)), implementation)
 
 
-@settings(**COMMON, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(**COMMON, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_vmap_of_a_native_implementation_equals_the_loop(data: st.DataObject) -> None:
     """Nested vmaps, each over any operands and axes."""
-    from jax_ggemm import ragged_dot  # noqa: PLC0415
-
     core = {"lhs": (7, 3), "rhs": (2, 3, 4), "sizes": (2,)}
     mapped: list[tuple[int, dict[str, int | None]]] = []
     shapes = {name: list(shape) for name, shape in core.items()}
@@ -94,7 +96,7 @@ def test_any_vmap_of_a_native_implementation_equals_the_loop(data: st.DataObject
         name: rng.integers(-1, 6, shape).astype(np.int32) if name == "sizes" else np.asarray(normal(tuple(shape)))
         for name, shape in shapes.items()
     }
-    function = lambda a: ragged_dot(a["lhs"], a["rhs"], a["sizes"], implementation=NATIVE[0])  # noqa: E731
+    function = lambda a: jax_ggemm.ragged_dot(a["lhs"], a["rhs"], a["sizes"], implementation=NATIVE[0])  # noqa: E731
     for _, axes in mapped:
         function = jax.vmap(function, in_axes=(axes,))
     got = np.asarray(jax.jit(function)(arrays))

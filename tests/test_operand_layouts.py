@@ -60,7 +60,7 @@ def test_a_view_acts_as_its_copy(ragged_dot: Any, operand: str, name: str, view:
 
     def run(bases: dict[str, Any]) -> tuple[jax.Array, ...]:
         arrays = {**bases, operand: make(bases[operand])}
-        result, vjp = jax.vjp(lambda l, r: ragged_dot(l, r, SIZES), arrays["lhs"], arrays["rhs"])
+        result, vjp = jax.vjp(lambda x, w: ragged_dot(x, w, SIZES), arrays["lhs"], arrays["rhs"])
         return result, *vjp(arrays["ct"])
 
     arrays = {**bases, operand: make(bases[operand])}

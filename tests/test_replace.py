@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_other_threads_keep_laxs_own(arguments: Any) -> None:
 
 def test_entering_again_compiles_nothing_new(arguments: Any) -> None:
     """Inside the context twice: one program."""
-    jitted = jax.jit(lambda *a: model(*a))
+    jitted = jax.jit(functools.partial(model))
     for _ in range(2):
         with jax_ggemm.replace_lax_ragged_dot():
             jitted(*arguments)

@@ -112,7 +112,7 @@ def test_pytorch_159620_cotangents_that_are_halves_of_a_split(ragged_dot: Any) -
 
 def test_sonic_moe_60_new_group_sizes_compile_nothing_and_a_new_m_one_program(ragged_dot: Any) -> None:
     rhs = normal((4, 6, 9))
-    step = jax.jit(lambda l, r, s: ragged_dot(l, r, s))
+    step = jax.jit(ragged_dot)
     for count, m in enumerate((1000, 1001, 1017), start=1):
         for sizes in ([m, 0, 0, 0], [1, 2, 3, 4], [0, 0, 0, 0], [m // 2, m // 4, 0, 7], [250] * 4):
             step(normal((m, 6)), rhs, np.array(sizes, np.int32))
@@ -139,6 +139,5 @@ def test_marin_5394_no_temporary_of_groups_times_rows_times_columns(ragged_dot: 
 
     compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*shapes).compile()
     linear = m * (k + n) + g * k * n
-    print(compiled.memory_analysis().temp_size_in_bytes / 2**20, "MiB", biggest_arrays(compiled.as_text())[:3])
     assert biggest_arrays(compiled.as_text())[0] <= 2 * max(m * k, m * n, g * k * n)
     assert compiled.memory_analysis().temp_size_in_bytes <= 24 * linear < g * m * k * 2

@@ -44,9 +44,7 @@ def check_rows(got: Any, operands: Any) -> None:
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_each_device_multiplies_its_own_rows(ragged_dot: Any, mesh: Mesh, operands: Any, check_vma: bool) -> None:
-    run = jax.shard_map(
-        ragged_dot, mesh=mesh, in_specs=(P("x"), P(), P("x")), out_specs=P("x"), check_vma=check_vma
-    )
+    run = jax.shard_map(ragged_dot, mesh=mesh, in_specs=(P("x"), P(), P("x")), out_specs=P("x"), check_vma=check_vma)
     check_rows(jax.jit(run)(*operands[:2], SIZES.reshape(-1)), operands)
 
 
@@ -66,7 +64,7 @@ def test_a_varying_result_may_not_leave_as_a_replicated_one(ragged_dot: Any, mes
         for shape, spec in zip(shapes, specs, strict=True)
     ]
     run = functools.partial(jax.shard_map, ragged_dot, mesh=mesh, in_specs=specs)
-    with pytest.raises(ValueError, match="replicat|vary|out_specs"):
+    with pytest.raises(ValueError, match=r"replicat|vary|out_specs"):
         jax.eval_shape(run(out_specs=P()), *arrays)
     jax.eval_shape(run(out_specs=P("x")), *arrays)
 
@@ -115,10 +113,10 @@ def test_gradients_of_replicated_weights_are_summed_once(
 def test_sharded_weights_and_replicated_rows_get_their_gradients(ragged_dot: Any, mesh: Mesh) -> None:
     lhs, rhs, sizes = normal((M, K)), normal((D * G, K, N)), np.array([2, 1, 2], np.int32)
     run = jax.shard_map(
-        lambda l, r, s: ragged_dot(l, r, s)[None], mesh=mesh, in_specs=(P(), P("x"), P()), out_specs=P("x")
+        lambda x, w, s: ragged_dot(x, w, s)[None], mesh=mesh, in_specs=(P(), P("x"), P()), out_specs=P("x")
     )
     ct = normal((D, M, N))
-    d_lhs, d_rhs = jax.jit(jax.grad(lambda l, r: jnp.sum(run(l, r, sizes) * ct), (0, 1)))(lhs, rhs)
+    d_lhs, d_rhs = jax.jit(jax.grad(lambda x, w: jnp.sum(run(x, w, sizes) * ct), (0, 1)))(lhs, rhs)
     parts = [(rhs[d * G : (d + 1) * G], ct[d]) for d in range(D)]
     np.testing.assert_allclose(d_lhs, sum(oracle.d_lhs(c, r, sizes).value for r, c in parts), rtol=1e-4, atol=1e-4)
     for d, (_, c) in enumerate(parts):
@@ -139,16 +137,14 @@ def test_expert_parallel_by_hand_with_a_group_offset_from_axis_index(
 
     run = jax.shard_map(layer, mesh=mesh, in_specs=(P(), P("x"), P()), out_specs=P(), check_vma=check_vma)
     oracle.assert_close(jax.jit(run)(lhs, rhs, sizes), oracle.forward(lhs, rhs, sizes), sizes)
-    d_lhs, d_rhs = jax.jit(jax.grad(lambda l, r: jnp.sum(run(l, r, sizes) * ct), (0, 1)))(lhs, rhs)
+    d_lhs, d_rhs = jax.jit(jax.grad(lambda x, w: jnp.sum(run(x, w, sizes) * ct), (0, 1)))(lhs, rhs)
     oracle.assert_close(d_lhs, oracle.d_lhs(ct, rhs, sizes), sizes)
     oracle.assert_close(d_rhs, oracle.d_rhs(lhs, ct, sizes, 8))
 
 
 def test_vmap_inside_shard_map(ragged_dot: Any, mesh: Mesh, operands: Any) -> None:
     lhs, rhs, _ = operands
-    run = jax.shard_map(
-        jax.vmap(ragged_dot, (0, None, 0)), mesh=mesh, in_specs=(P("x"), P(), P("x")), out_specs=P("x")
-    )
+    run = jax.shard_map(jax.vmap(ragged_dot, (0, None, 0)), mesh=mesh, in_specs=(P("x"), P(), P("x")), out_specs=P("x"))
     got = jax.jit(run)(lhs.reshape(D, M, K), rhs, SIZES)
     check_rows(got.reshape(D * M, N), operands)
 
@@ -157,8 +153,8 @@ def test_second_derivatives_inside_shard_map(ragged_dot: Any, mesh: Mesh, operan
     lhs, rhs, _ = operands
 
     def penalty(op: Any) -> Any:
-        first = jax.grad(lambda l, r, s: jnp.sum(jnp.sin(op(l, r, s))), 0)
-        return lambda l, r, s: jnp.sum(first(l, r, s) ** 2)
+        first = jax.grad(lambda x, w, s: jnp.sum(jnp.sin(op(x, w, s))), 0)
+        return lambda x, w, s: jnp.sum(first(x, w, s) ** 2)
 
     sharded = jax.shard_map(
         lambda *a: jax.lax.psum(penalty(ragged_dot)(*a), "x"),
