@@ -68,8 +68,8 @@ class Extents:
     """Matrices (rows where they are contracted) of rhs from one batch element to the next, or 0."""
     bias_step: Any
     """Rows of bias from one batch element to the next, or 0."""
-    blocks: Any
-    """Blocks to launch: one per multiprocessor."""
+    multiprocessors: Any
+    """As many blocks are launched."""
 
     COUNT = 10
 

@@ -140,7 +140,7 @@ class GroupedGemmSm90:
             (sizes, offsets),
             epilogue.Result(out, columns, bias),
             extents,
-        ).launch(grid=(extents.blocks, 1, 1), block=(_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
+        ).launch(grid=(extents.multiprocessors, 1, 1), block=(_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
 
     def _views(self, lhs: cute.Pointer, rhs: cute.Pointer, e: Extents) -> tuple[cute.Tensor, cute.Tensor]:
         """The operands as (m or n, contracted, ...), for one tensor map each."""
