@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+// For functions in headers that are compiled for different instruction sets: the linker would keep one copy of a
+// function that is not inlined, which need not be one that this machine can run.
+#define JAX_GGEMM_INLINE inline __attribute__((always_inline))
+
 namespace jax_ggemm {
 
 enum class DType { kF32, kF64, kBF16, kF16 };
@@ -16,7 +20,7 @@ struct F16 {
   uint16_t bits;
 };
 
-inline size_t ByteWidth(DType dtype) {
+JAX_GGEMM_INLINE size_t ByteWidth(DType dtype) {
   switch (dtype) {
     case DType::kF32:
       return 4;

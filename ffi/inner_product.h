@@ -14,11 +14,11 @@ struct ConstMatrix {
   int64_t row_stride;
   int64_t col_stride;
 
-  ConstMatrix At(int64_t row, int64_t col) const {
+  JAX_GGEMM_INLINE ConstMatrix At(int64_t row, int64_t col) const {
     const auto offset = static_cast<int64_t>(ByteWidth(dtype)) * (row * row_stride + col * col_stride);
     return {static_cast<const char*>(data) + offset, dtype, row_stride, col_stride};
   }
-  ConstMatrix Transposed() const { return {data, dtype, col_stride, row_stride}; }
+  JAX_GGEMM_INLINE ConstMatrix Transposed() const { return {data, dtype, col_stride, row_stride}; }
 };
 
 // A result block with contiguous rows.
@@ -27,7 +27,7 @@ struct Matrix {
   DType dtype;
   int64_t row_stride;
 
-  Matrix At(int64_t row, int64_t col) const {
+  JAX_GGEMM_INLINE Matrix At(int64_t row, int64_t col) const {
     const auto offset = static_cast<int64_t>(ByteWidth(dtype)) * (row * row_stride + col);
     return {static_cast<char*>(data) + offset, dtype, row_stride};
   }

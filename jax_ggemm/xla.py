@@ -140,7 +140,7 @@ def _ragged_contraction(call: Call, operands: Operands) -> jax.Array:
     partial = _batched_dot(
         call, _take_unique(operands.lhs, tiles.slot_row), _take_unique(operands.rhs, tiles.slot_row), (1, 1)
     )
-    result = jnp.zeros((call.num_weights, *partial.shape[1:]), partial.dtype)
+    result = jnp.zeros_like(partial, shape=(call.num_weights, *partial.shape[1:]))
     result = result.at[tiles.tile_weight].add(partial, mode="drop", indices_are_sorted=True)
     return result.astype(call.out_dtype)
 
@@ -156,7 +156,8 @@ def unsupported(call: Call, operands: Operands) -> str | None:
 
 def _unbatched(call: Call, operands: Operands) -> jax.Array:
     if 0 in (operands.lhs.shape[0], operands.group_sizes.shape[0], call.num_weights):
-        return jnp.zeros(operands.out_shape(call), call.out_dtype)
+        # Like lhs, so that it varies over the mesh axes that lhs varies over.
+        return jnp.zeros_like(operands.lhs, shape=operands.out_shape(call), dtype=call.out_dtype)
     if call.product.rows_are_ragged:
         return _ragged_rows(call, operands)
     return _ragged_contraction(call, operands)

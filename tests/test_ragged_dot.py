@@ -211,6 +211,8 @@ def test_transposed_weights_and_their_gradients(implementation: Any, k: int, n: 
 
 
 def test_equal_inputs_give_equal_bits(implementation: Any) -> None:
+    if implementation == "xla" and jax.default_backend() == "gpu":
+        pytest.skip("on a GPU, XLA adds the tiles of a group up in any order")
     sizes = jnp.array([100, 3, 0, 250])
     arguments = normal((400, 65)), normal((4, 65, 33)), sizes, normal((400, 33))
     first = everything(*arguments, implementation=implementation)

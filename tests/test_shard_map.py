@@ -198,3 +198,20 @@ def test_arrays_on_explicit_mesh_axes_are_refused_by_name(mesh: Mesh) -> None:
         lhs = jax.device_put(jnp.ones((8, 3)), NamedSharding(explicit, P("x")))
         with pytest.raises(NotImplementedError, match=r"lhs.*shard_map"):
             jax_ggemm.ragged_dot(lhs, jnp.ones((2, 3, 4)), jnp.array([4, 4]))
+
+
+@pytest.mark.parametrize("implementation", [None, "cpu", "xla"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_devices_without_rows(mesh: Mesh, implementation: Any, with_bias: bool) -> None:
+    """No rows at all: the results and their gradients are typed like those of rows, and zeros."""
+
+    def layer(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, bias: jax.Array) -> jax.Array:
+        op = functools.partial(jax_ggemm.ragged_dot, implementation=implementation)
+        return op(lhs, rhs, sizes, bias=bias if with_bias else None)
+
+    run = jax.shard_map(layer, mesh=mesh, in_specs=(P("x"), P(), P("x"), P()), out_specs=P("x"))
+    lhs, rhs, bias = jnp.zeros((0, K)), normal((G, K, N)), normal((G, N))
+    sizes = jnp.ones(D * G, jnp.int32)
+    loss = jax.jit(jax.grad(lambda lhs, rhs, bias: jnp.sum(run(lhs, rhs, sizes, bias)), (0, 1, 2)))
+    for got, like in zip(loss(lhs, rhs, bias), (lhs, rhs, bias), strict=True):
+        np.testing.assert_array_equal(got, np.zeros_like(like))
