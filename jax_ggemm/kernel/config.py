@@ -16,6 +16,10 @@ SMEM_BYTES = 227 * 1024
 _BARRIER_BYTES = 1024
 """Room for the barriers and the ring of work tiles, before the first operand tile."""
 
+STAGING_COLUMNS = 32
+STAGING_BUFFERS = 4
+"""Tiles of 128 rows leave through as many buffers of as many columns."""
+
 TILE_K = 64
 """Contracted elements per pipeline stage: 128 bytes of a 16-bit type, one row of the widest swizzle."""
 
@@ -46,8 +50,8 @@ class Sm90Config:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Shared memory of one block."""
-        return _BARRIER_BYTES + self.stages * stage_bytes(self.tile_m, self.tile_n)
+        """Shared memory of one block, at most."""
+        return _fixed_bytes(self.tile_m) + self.stages * stage_bytes(self.tile_m, self.tile_n)
 
 
 def stage_bytes(tile_m: int, tile_n: int) -> int:
@@ -57,11 +61,16 @@ def stage_bytes(tile_m: int, tile_n: int) -> int:
 
 def max_stages(tile_m: int, tile_n: int) -> int:
     """The pipeline stages that fit shared memory."""
-    return (SMEM_BYTES - _BARRIER_BYTES) // stage_bytes(tile_m, tile_n)
+    return (SMEM_BYTES - _fixed_bytes(tile_m)) // stage_bytes(tile_m, tile_n)
+
+
+def _fixed_bytes(tile_m: int) -> int:
+    """Bytes beside the stages: barriers, and what results of 16-bit types leave through."""
+    return _BARRIER_BYTES + (2 * tile_m * STAGING_COLUMNS * STAGING_BUFFERS if tile_m == 128 else 0)
 
 
 _WIDE = Sm90Config(tile_m=128, tile_n=256, stages=4)
-_NARROW = Sm90Config(tile_m=128, tile_n=128, stages=7)
+_NARROW = Sm90Config(tile_m=128, tile_n=128, stages=6)
 _FEW_ROWS = Sm90Config(tile_m=64, tile_n=256, stages=5)
 
 
@@ -86,8 +95,8 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
     columns = k if product is Product.DLHS else n
     if columns <= _NARROW.tile_n:
         return _NARROW
-    # Tiles of 64 rows waste less of what few rows there are, and multiply at half the rate: only reading counts here.
-    return _FEW_ROWS if product.rows_are_ragged and m <= _FEW_ROWS.tile_m * groups else _WIDE
+    # Tiles of 64 rows read fewer rows that are not theirs, and multiply more slowly: for groups of a few rows.
+    return _FEW_ROWS if product.rows_are_ragged and m <= _FEW_ROWS.tile_m // 2 * groups else _WIDE
 
 
 def useful_rows(config: Sm90Config, group_sizes: Sequence[int]) -> float:

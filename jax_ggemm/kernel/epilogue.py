@@ -1,4 +1,8 @@
-"""The epilogue: from accumulators in registers straight to global memory, rows and columns past the ends left alone."""
+"""The epilogue: from accumulators in registers to global memory, rows and columns past the ends left alone.
+
+Whole tiles go through buffers in shared memory, from where the TMA unit writes them while the next tile is multiplied.
+Tiles that end with their group are stored from registers, row by row.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,12 @@ import dataclasses
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Float32, Int32, Int64, cute, pipeline
+from cutlass.cute.nvgpu import cpasync, warp
+from cutlass.tensor_utils import LayoutEnum
+
+from jax_ggemm.kernel.config import STAGING_BUFFERS, STAGING_COLUMNS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +26,8 @@ class Result:
     columns: Any
     bias: Any
     """Pointer to a (weights, columns) float32 matrix, read only where the kernel was compiled with bias."""
+    matrix_rows: Any
+    """Where rows are contracted: the rows of each matrix of the result."""
 
 
 @cute.jit
@@ -102,3 +113,72 @@ def store(acc: cute.Tensor, coords: cute.Tensor, result: Result, origin: tuple, 
                         # Both are multiples of per_store: columns of the result come in eights.
                         at = result.data + cute.assume(row_start + Int64(column), divby=per_store)
                         cute.copy(copy, values, cute.make_tensor(at, cute.make_layout(per_store)))
+
+
+def staging(result: Result, rows: Any, matrices: Any, tile_m: int) -> tuple:
+    """For `store_staged`: a tensor map of the result, its (row, column, matrix) view, and the buffers' layout."""
+    columns, dtype = result.columns, result.data.dtype
+    shape = (rows, columns, matrices)
+    view = cute.make_tensor(
+        result.data, cute.make_layout(shape, stride=(Int64(columns), 1, Int64(rows) * Int64(columns)))
+    )
+    layout = hopper.make_smem_layout_epi(dtype, LayoutEnum.ROW_MAJOR, (tile_m, STAGING_COLUMNS), STAGING_BUFFERS)
+    buffer = cute.slice_(layout, (None, None, 0))
+    tma, tensor = cpasync.make_tiled_tma_atom(
+        cpasync.CopyBulkTensorTileS2GOp(), view, buffer, (tile_m, STAGING_COLUMNS)
+    )
+    return tma, tensor, layout
+
+
+@cute.jit
+def store_staged(acc: cute.Tensor, tiled_mma: cute.TiledMma, thread: Int32, out: tuple, origin: tuple):
+    """Writes a whole tile through shared memory and the TMA unit, which goes on while the next tile is multiplied.
+
+    Args:
+      acc: the thread's accumulators.
+      tiled_mma: what gave them; its warpgroups are stacked along m.
+      thread: of the threads that call this, 128 for each warpgroup.
+      out: (tensor map, its (m, n, matrix) view, the buffers).
+      origin: (row, column, matrix) of the tile.
+    """
+    tma, view, buffers = out
+    threads = cute.size(tiled_mma)
+    barrier = pipeline.NamedBarrier(barrier_id=1, num_threads=threads)
+    dtype = buffers.element_type
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dtype)
+    copy = cute.make_tiled_copy_S(atom, cute.make_tiled_copy_C_atom(atom, tiled_mma))
+    of_thread = copy.get_slice(thread)
+    to = of_thread.partition_D(buffers)
+    values = copy.retile(acc)
+    piece = cute.make_rmem_tensor(cute.shape(of_thread.partition_S(buffers))[:3], Float32)
+    rounded = cute.make_rmem_tensor(piece.layout, dtype)
+    pieces = cute.size(values) // cute.size(piece)
+    tile = cute.local_tile(
+        cute.domain_offset((origin[0], origin[1]), view[None, None, origin[2]]),
+        (cute.size(buffers, mode=[0]), STAGING_COLUMNS),
+        (0, None),
+    )
+    from_smem, to_gmem = cpasync.tma_partition(
+        tma, 0, cute.make_layout(1), cute.group_modes(buffers, 0, 2), cute.group_modes(tile, 0, 2)
+    )
+    first_warp = cute.arch.make_warp_uniform(thread // 32) == 0
+    for i in cutlass.range_constexpr(pieces):
+        for j in cutlass.range_constexpr(cute.size(piece)):
+            piece[j] = values[i * cute.size(piece) + j]
+        rounded.store(piece.load().to(dtype))
+        cute.copy(copy, rounded, to[None, None, None, i % STAGING_BUFFERS])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        barrier.arrive_and_wait()
+        if first_warp:
+            cute.copy(tma, from_smem[None, i % STAGING_BUFFERS], to_gmem[None, i])
+            cute.arch.cp_async_bulk_commit_group()
+            # The buffer that the next piece goes to has been read.
+            cute.arch.cp_async_bulk_wait_group(STAGING_BUFFERS - 1, read=True)
+        barrier.arrive_and_wait()
+
+
+@cute.jit
+def finish_staged(thread: Int32):
+    """Waits until the buffers have been read; called before a block ends."""
+    if cute.arch.make_warp_uniform(thread // 32) == 0:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

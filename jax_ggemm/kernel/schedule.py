@@ -38,11 +38,11 @@ class WorkTile:
     b_row: Any
     """Where rows are ragged, the weight matrix in rhs. Where they are contracted, the group's first row of rhs."""
     out_row: Any
-    """First row of the result, all its matrices counted through."""
+    """Where rows are ragged, the tile's first row of the result. Where they are contracted, its matrix."""
     rows: Any
     """Rows of the result that the tile may write."""
     a_column: Any
-    """Where rows are contracted: the first column of lhs."""
+    """Where rows are contracted: the first column of lhs, which is the first row in the matrix of the result."""
     depth: Any
     """Where rows are contracted: the rows of the group. Otherwise the row of bias."""
 
@@ -233,7 +233,7 @@ class Scheduler:
                 column=column,
                 a_row=element * e.lhs_step + start,
                 b_row=element * e.rhs_step + start,
-                out_row=(element * e.weights + weight) * e.k + down,
+                out_row=element * e.weights + weight,
                 rows=cutlass.min(e.k - down, self.config.tile_m),
                 a_column=down,
                 depth=rows,

@@ -29,7 +29,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from jax_ggemm.kernel import epilogue
 from jax_ggemm.kernel.config import TILE_K, KernelSpec
-from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing
+from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
 from jax_ggemm.products import Product
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
@@ -72,6 +72,8 @@ class GroupedGemmSm90:
         self.tile = (spec.config.tile_m, spec.config.tile_n, TILE_K)
         self.scheduler = Scheduler(spec.config, spec.product)
         self.ragged_rows = spec.product.rows_are_ragged
+        # The TMA unit writes what it can: tiles that do not end with their group, of elements that stmatrix takes.
+        self.staged = spec.out_dtype.itemsize == 2 and spec.config.warpgroups == (2, 1)
         # Row-major operands are contiguous along the contraction, column-major ones across it.
         self.a_layout = LayoutEnum.ROW_MAJOR if self.ragged_rows else LayoutEnum.COL_MAJOR
         self.b_layout = LayoutEnum.ROW_MAJOR if spec.product is Product.DLHS else LayoutEnum.COL_MAJOR
@@ -123,6 +125,13 @@ class GroupedGemmSm90:
         a_tma, a_tensor = self._tensor_map(a_view, a_smem, (self.tile[0], TILE_K))
         b_tma, b_tensor = self._tensor_map(b_view, b_smem, (self.tile[1], TILE_K))
 
+        columns = k if cutlass.const_expr(self.spec.product is Product.DLHS) else n
+        result = epilogue.Result(out, columns, bias, k)
+        staging = None
+        if cutlass.const_expr(self.staged):
+            rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
+            staging = epilogue.staging(result, rows, matrices, self.tile[0])
+
         @cute.struct
         class Storage:
             stage_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.config.stages]
@@ -130,15 +139,17 @@ class GroupedGemmSm90:
             ring: cute.struct.Align[cute.struct.MemRange[Int32, FIELDS * RING_DEPTH], 16]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
+            c: cute.struct.Align[
+                cute.struct.MemRange[self.out_dtype, cute.cosize(staging[2]) if self.staged else 0], 1024
+            ]
 
         self.storage = Storage
-        columns = k if cutlass.const_expr(self.spec.product is Product.DLHS) else n
         self._kernel(
             (a_tma, a_tensor, a_smem),
             (b_tma, b_tensor, b_smem),
             tiled_mma,
             (sizes, offsets),
-            epilogue.Result(out, columns, bias),
+            (result, staging),
             extents,
         ).launch(grid=(extents.multiprocessors, 1, 1), block=(_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
 
@@ -176,7 +187,7 @@ class GroupedGemmSm90:
         b_operand: tuple,
         tiled_mma: cute.TiledMma,
         groups: tuple,
-        result: epilogue.Result,
+        outputs: tuple,
         extents: Extents,
     ):
         a_tma, a_tensor, a_smem = a_operand
@@ -190,6 +201,10 @@ class GroupedGemmSm90:
         storage = SmemAllocator().allocate(self.storage)
         a_stages = storage.a.get_tensor(a_smem.outer, swizzle=a_smem.inner)
         b_stages = storage.b.get_tensor(b_smem.outer, swizzle=b_smem.inner)
+        result, staging = outputs
+        if cutlass.const_expr(self.staged):
+            c_tma, c_tensor, c_smem = staging
+            staging = (c_tma, c_tensor, storage.c.get_tensor(c_smem.outer, swizzle=c_smem.inner))
         slots = storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH)))
         consumer_warps = _CONSUMERS * _WARPGROUP // 32
         ring = WorkRing.create(slots, storage.ring_barriers.data_ptr(), reader_warps=consumer_warps + 1)
@@ -213,7 +228,7 @@ class GroupedGemmSm90:
                 self._load((a_tma, a_tensor, a_stages), (b_tma, b_tensor, b_stages), stages, ring)
         else:
             cute.arch.setmaxregister_increase(_PRODUCT_REGISTERS)
-            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, result)
+            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, (result, staging))
 
     @cute.jit
     def _load(self, a_operand: tuple, b_operand: tuple, stages: pipeline.PipelineTmaAsync, ring: WorkRing):
@@ -259,10 +274,11 @@ class GroupedGemmSm90:
         operands: tuple,
         stages: pipeline.PipelineTmaAsync,
         ring: WorkRing,
-        result: epilogue.Result,
+        outputs: tuple,
     ):
         """Multiplies the stages, and writes the tiles of the result; run by the consumer warpgroups."""
         a_stages, b_stages = operands
+        result = outputs[0]
         group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
         of_group = tiled_mma.get_slice(cute.make_layout(_CONSUMERS, stride=_WARPGROUP)(group))
         a = tiled_mma.make_fragment_A(of_group.partition_A(a_stages))
@@ -297,5 +313,26 @@ class GroupedGemmSm90:
                 release.advance()
                 if cutlass.const_expr(self.spec.has_bias):
                     epilogue.add_bias(acc, coords, result, tile.depth, tile.column)
-            epilogue.store(acc, coords, result, (tile.out_row, tile.column), tile.rows)
+            self._store(tiled_mma, thread, (acc, coords), outputs, tile)
             tile = ring.get(position)
+        if cutlass.const_expr(self.staged):
+            epilogue.finish_staged(thread)
+
+    @cute.jit
+    def _store(self, tiled_mma: cute.TiledMma, thread: Int32, tile_of_result: tuple, outputs: tuple, tile: WorkTile):
+        """Writes a tile of the result, the way that it can be."""
+        acc, coords = tile_of_result
+        result, staging = outputs
+        if cutlass.const_expr(not self.ragged_rows):
+            if cutlass.const_expr(self.staged):
+                epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.a_column, tile.column, tile.out_row))
+            else:
+                first = tile.out_row * result.matrix_rows + tile.a_column
+                epilogue.store(acc, coords, result, (first, tile.column), tile.rows)
+        elif cutlass.const_expr(self.staged):
+            if tile.rows == self.tile[0]:
+                epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.out_row, tile.column, 0))
+            else:
+                epilogue.store(acc, coords, result, (tile.out_row, tile.column), tile.rows)
+        else:
+            epilogue.store(acc, coords, result, (tile.out_row, tile.column), tile.rows)
