@@ -4,7 +4,7 @@ A block has three warpgroups. Of the first, warp 0 loads tiles of both operands 
 runs the scheduler. The other two multiply, and write the result.
 
     warp 1     schedule --work ring--+--> warp 0    TMA loads --stages--+
-                                     +--> warps 4 to 11  products <-----+  --> registers --> global memory
+                                     +--> warps 4 to 11  products <-----+  --> epilogue
 
 One tensor map per operand serves all groups:
 
