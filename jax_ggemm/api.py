@@ -75,10 +75,12 @@ def ragged_dot(
     arguments.check_out_sharding(out_sharding)
     k_axis = 2 if transpose_rhs else 1
     if lhs.shape[1] != rhs.shape[k_axis]:
+        hint = ""
+        if lhs.shape[1] == rhs.shape[3 - k_axis]:
+            hint = f"; rhs has k on axis {3 - k_axis}: transpose_rhs={not transpose_rhs} would read it so"
         raise TypeError(
-            f"lhs of shape {lhs.shape} has k = {lhs.shape[1]} columns and rhs of shape {rhs.shape} has "
-            f"k = {rhs.shape[k_axis]} on axis {k_axis}; they must be equal"
-            + (" (rhs is read as (g, n, k), since transpose_rhs is set)" if transpose_rhs else "")
+            f"lhs of shape {lhs.shape} has k = {lhs.shape[1]} columns and rhs of shape {rhs.shape}, with "
+            f"transpose_rhs={transpose_rhs}, has k = {rhs.shape[k_axis]} on axis {k_axis}; they must be equal{hint}"
         )
     if group_offset is None and sizes.shape[0] != rhs.shape[0]:
         raise TypeError(

@@ -22,7 +22,8 @@ def as_array(name: str, value: ArrayLike) -> jax.Array:
       NotImplementedError: for an array that is sharded over an explicit mesh axis.
     """
     if not (hasattr(value, "dtype") and hasattr(value, "shape")) and not hasattr(value, "__jax_array__"):
-        raise TypeError(f"{name} must be an array, got {type(value).__name__}; jnp.asarray makes one")
+        hint = "; jnp.asarray makes one" if isinstance(value, list | tuple) else ""
+        raise TypeError(f"{name} must be an array, got {type(value).__name__}{hint}")
     array = jnp.asarray(value)
     spec = getattr(jax.typeof(array).sharding, "spec", ())
     if any(entry is not None for entry in spec):
@@ -60,7 +61,7 @@ def as_int32(name: str, value: ArrayLike) -> jax.Array:
     # NumPy arrays first: JAX would wrap their 64-bit integers where x64 is off.
     array = value if isinstance(value, np.ndarray) else as_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{name} must have an integer dtype, got {array.dtype}")
+        raise TypeError(f"{name} must have an integer dtype, got {array.dtype}; .astype(jnp.int32) gives it one")
     own = jnp.iinfo(array.dtype)
     if own.min < _INT32.min or own.max > _INT32.max:
         array = array.clip(max(own.min, _INT32.min), min(own.max, _INT32.max))
@@ -120,8 +121,13 @@ def canonical_precision(precision: Any) -> Any:
             return lax.Precision(precision)
         except ValueError:
             raise ValueError(
-                f"precision must be None, a lax.Precision or its name, or a dot algorithm; got {precision!r}"
+                "precision must be None, a lax.Precision or its name (default, high, highest), or a lax.DotAlgorithm; "
+                f"got {precision!r}"
             ) from None
+    if not isinstance(precision, lax.Precision | lax.DotAlgorithm | lax.DotAlgorithmPreset | None):
+        raise TypeError(
+            f"precision must be None, a lax.Precision or its name, or a lax.DotAlgorithm; got {precision!r}"
+        )
     return precision
 
 
@@ -132,10 +138,16 @@ def result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: DTypeLike | None) -> n
       TypeError: where it takes none of them.
       ValueError: for a preferred dtype of 64 bits with x64 switched off.
     """
+    if preferred is None:
+        return _dot_dtype(lhs, rhs, None)
+    try:
+        wanted = jnp.dtype(preferred)
+    except TypeError:
+        raise TypeError(f"preferred_element_type must be a dtype, got {preferred!r}") from None
     wide = (np.float64, np.int64, np.uint64, np.complex128)
-    if preferred is not None and jnp.dtype(preferred) in wide and not jax.config.read("jax_enable_x64"):
-        raise ValueError(f"preferred_element_type={jnp.dtype(preferred)} needs jax_enable_x64")
-    return _dot_dtype(lhs, rhs, preferred if preferred is None else jnp.dtype(preferred))
+    if wanted in wide and not jax.config.read("jax_enable_x64"):
+        raise ValueError(f"preferred_element_type={wanted} needs jax_enable_x64")
+    return _dot_dtype(lhs, rhs, wanted)
 
 
 @functools.cache

@@ -54,6 +54,10 @@ class Axes:
     @classmethod
     def of(cls, lhs: jax.Array, rhs: jax.Array, numbers: lax.RaggedDotDimensionNumbers) -> Axes:
         """Sorts the axes of the operands by role."""
+        if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
+            raise TypeError(
+                f"ragged_dot_dimension_numbers must be a lax.RaggedDotDimensionNumbers, got {type(numbers).__name__}"
+            )
         lhs_contract, rhs_contract, lhs_batch, rhs_batch, ragged, group = (
             tuple(axes)
             for axes in (
