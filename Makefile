@@ -7,7 +7,7 @@ VENV ?= .venv
 JAX ?=
 
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml $(wildcard ffi/*) $(wildcard jax_ggemm/*.py)
+SOURCES := pyproject.toml $(wildcard ffi/* jax_ggemm/*.py jax_ggemm/*/*.py)
 comma := ,
 # On a machine with an NVIDIA GPU, JAX's CUDA plugin comes along.
 CUDA := $(if $(shell command -v nvidia-smi 2>/dev/null),cuda13$(comma))

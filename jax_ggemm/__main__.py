@@ -1,4 +1,4 @@
-"""The command line: `python -m jax_ggemm info | bench`."""
+"""The command line: `python -m jax_ggemm info | compile | bench`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jax_ggemm
-from jax_ggemm import benchmark, binding
+from jax_ggemm import benchmark, binding, compile_objects
 from jax_ggemm.files import write_json
+from jax_ggemm.kernel import config
+from jax_ggemm.products import Product
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -21,7 +24,7 @@ def _info(arguments: argparse.Namespace) -> None:
     chosen = False
     for name in binding.NAMES:
         try:
-            product = jnp.zeros((1, 1), arguments.dtype)
+            product = jnp.zeros((8, 8), arguments.dtype)
             jax.jit(jax_ggemm.ragged_dot, static_argnames="implementation").lower(
                 product, product[None], jnp.ones(1, jnp.int32), implementation=name
             ).compile()
@@ -48,6 +51,18 @@ def _bench(arguments: argparse.Namespace) -> None:
         write_json(arguments.json, report)
 
 
+def _compile(arguments: argparse.Namespace) -> None:
+    """Compiles GPU kernels ahead of time, on any machine that has the CuTe DSL."""
+    specs = [
+        spec
+        for spec in config.default_specs([np.dtype(jnp.dtype(name)) for name in arguments.dtypes])
+        if spec.product.value in arguments.products
+    ]
+    entries = compile_objects.compile_all(specs, arguments.arch, arguments.out, arguments.keep_cubin)
+    total = sum(entry["object_bytes"] for entry in entries)
+    print(f"{len(entries)} kernels for {arguments.arch} in {arguments.out}, {total / 2**20:.1f} MiB")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; see `python -m jax_ggemm --help`."""
     parser = argparse.ArgumentParser(prog="python -m jax_ggemm", description=jax_ggemm.__doc__)
@@ -67,6 +82,17 @@ def main(argv: list[str] | None = None) -> int:
     bench.add_argument("--budget", type=float, default=20.0, help="seconds for one candidate and pass")
     bench.add_argument("--json", type=Path, help="also write the figures to this file")
     bench.set_defaults(run=_bench)
+
+    compiler = commands.add_parser(
+        "compile", help=_compile.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    compiler.add_argument("--arch", default="sm_90a", choices=["sm_90a"], help="GPU architecture")
+    compiler.add_argument("--out", type=Path, required=True, help="folder for the objects and manifest.json")
+    compiler.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], help="dtypes of the operands")
+    products = [product.value for product in Product]
+    compiler.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
+    compiler.add_argument("--keep-cubin", action="store_true", help="also write each kernel's machine code")
+    compiler.set_defaults(run=_compile)
 
     arguments = parser.parse_args(argv)
     arguments.run(arguments)

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jax_ggemm import cpu, xla
+from jax_ggemm import cpu, cute, xla
 from jax_ggemm.products import Call, Implementation, Operands
 
 NAMES = ("cute", "cpu", "xla")
@@ -43,7 +43,7 @@ def choose(call: Call, operands: Operands) -> Call:
                 return choose(dataclasses.replace(call, implementation="xla"), operands)
             return call
         case "cute":
-            reason = "this version holds no GPU kernels"
+            reason = cute.unsupported(call, operands)
         case "cpu":
             reason = cpu.unsupported(call, operands)
         case "xla":
@@ -88,9 +88,16 @@ def grouped_product(call: Call, operands: Operands) -> jax.Array:
       The result, with the full batch axes in front.
     """
     run_cpu = functools.partial(cpu.grouped_product, call)
+    run_cuda = functools.partial(cute.grouped_product, call)
     match call.implementation:
         case None:
-            return lax.platform_dependent(operands, cpu=run_cpu, default=functools.partial(xla.grouped_product, call))
+            # Left out where it could not run: every branch is traced, and a machine without a GPU need not know.
+            on_gpu = {"cuda": run_cuda} if cute.unsupported(call, operands) is None else {}
+            run_xla = functools.partial(xla.grouped_product, call)
+            return lax.platform_dependent(operands, cpu=run_cpu, default=run_xla, **on_gpu)
+        case "cute":
+            # The gradients of a call that was found supported may be products that are not: those are plain JAX.
+            return lax.platform_dependent(operands, cuda=run_cuda, default=functools.partial(_only_on, "cuda", call))
         case "cpu":
             return lax.platform_dependent(operands, cpu=run_cpu, default=functools.partial(_only_on, "cpu", call))
         case str() as name:

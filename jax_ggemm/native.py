@@ -42,8 +42,8 @@ def _runtime_ffi_version() -> tuple[int, int]:
 
 
 @functools.cache
-def register() -> None:
-    """Makes the custom call known to XLA.
+def _library() -> ctypes.CDLL:
+    """The compiled library, opened.
 
     Raises:
       ImportError: where the library is missing, or was built for a newer or incompatible FFI than
@@ -57,4 +57,42 @@ def register() -> None:
             f"{_LIBRARY} was built for XLA FFI {built[0]}.{built[1]}, and jaxlib {jaxlib.version.__version__} has "
             f"{runs[0]}.{runs[1]}: install a later jaxlib, or build jax_ggemm against the headers of this one"
         )
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.jax_ggemm_cpu), platform="cpu")
+    return library
+
+
+@functools.cache
+def register() -> None:
+    """Makes the custom call known to XLA's CPU backend.
+
+    Raises:
+      ImportError: where the library is missing, or does not fit the installed jaxlib.
+    """
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_library().jax_ggemm_cpu), platform="cpu")
+
+
+@functools.cache
+def register_cuda() -> None:
+    """Makes the custom call known to XLA's CUDA backend.
+
+    Raises:
+      ImportError: where the library is missing, or does not fit the installed jaxlib.
+    """
+    stages = {
+        "instantiate": jax.ffi.pycapsule(_library().jax_ggemm_cuda_instantiate),
+        "initialize": jax.ffi.pycapsule(_library().jax_ggemm_cuda_initialize),
+        "execute": jax.ffi.pycapsule(_library().jax_ggemm_cuda),
+    }
+    jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA")
+
+
+def add_object(key: str, data: bytes, runtime: Path | None) -> None:
+    """Makes a kernel object known to the custom call on GPUs.
+
+    Args:
+      key: its name.
+      data: the object.
+      runtime: the CuTe DSL's runtime library, which loads objects.
+    """
+    if runtime is not None:
+        _library().jax_ggemm_cuda_set_runtime(str(runtime).encode())
+    _library().jax_ggemm_cuda_add_object(key.encode(), data, ctypes.c_size_t(len(data)))

@@ -1,0 +1,162 @@
+"""What a kernel is compiled for, and which configuration a call takes. Plain Python: nothing here imports the DSL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_ggemm.products import Product
+
+SMEM_BYTES = 227 * 1024
+"""Shared memory that one block of Hopper may have."""
+
+_BARRIER_BYTES = 1024
+"""Room for the barriers and the ring of work tiles, before the first operand tile."""
+
+STAGING_COLUMNS = 32
+STAGING_BUFFERS = 4
+"""Tiles of 128 rows leave through as many buffers of as many columns."""
+
+TILE_K = 64
+"""Contracted elements per pipeline stage: 128 bytes of a 16-bit type, one row of the widest swizzle."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sm90Config:
+    """A kernel for Hopper: one tile of the result per block at a time, two consumer warpgroups.
+
+    The warpgroups split a tile of 64 rows by columns, and any other by rows.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    stages: int = 4
+    swizzle: int = 8
+    """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
+
+    def __post_init__(self) -> None:
+        if self.tile_m not in {64, 128} or self.tile_n not in {128, 256}:
+            raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
+        if not 2 <= self.stages <= max_stages(self.tile_m, self.tile_n):
+            raise ValueError(f"{self.stages} stages of {self.tile_m} x {self.tile_n} do not fit shared memory")
+
+    @property
+    def warpgroups(self) -> tuple[int, int]:
+        """How the two consumer warpgroups divide a tile along m and n."""
+        return (1, 2) if self.tile_m == 64 else (2, 1)
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Shared memory of one block, at most."""
+        return _fixed_bytes(self.tile_m) + self.stages * stage_bytes(self.tile_m, self.tile_n)
+
+
+def stage_bytes(tile_m: int, tile_n: int) -> int:
+    """Bytes of one pipeline stage: a tile of each operand."""
+    return 2 * TILE_K * (tile_m + tile_n)
+
+
+def max_stages(tile_m: int, tile_n: int) -> int:
+    """The pipeline stages that fit shared memory."""
+    return (SMEM_BYTES - _fixed_bytes(tile_m)) // stage_bytes(tile_m, tile_n)
+
+
+def _fixed_bytes(tile_m: int) -> int:
+    """Bytes beside the stages: barriers, and what results of 16-bit types leave through."""
+    return _BARRIER_BYTES + (2 * tile_m * STAGING_COLUMNS * STAGING_BUFFERS if tile_m == 128 else 0)
+
+
+_WIDE = Sm90Config(tile_m=128, tile_n=256, stages=4)
+_NARROW = Sm90Config(tile_m=128, tile_n=128, stages=6)
+_FEW_ROWS = Sm90Config(tile_m=64, tile_n=256, stages=5)
+
+
+def candidates() -> tuple[Sm90Config, ...]:
+    """The configurations that are compiled ahead of time."""
+    return (_WIDE, _NARROW, _FEW_ROWS)
+
+
+def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
+    """The configuration for a call, from its shapes alone: the sizes of the groups are not known yet.
+
+    Args:
+      product: which product.
+      m: rows.
+      k: columns of the weights' first axis.
+      n: columns of the weights' second axis.
+      groups: number of groups.
+
+    Returns:
+      One of `candidates()`.
+    """
+    columns = k if product is Product.DLHS else n
+    if columns <= _NARROW.tile_n:
+        return _NARROW
+    # Tiles of 64 rows read fewer rows that are not theirs, and multiply more slowly: for groups of a few rows.
+    return _FEW_ROWS if product.rows_are_ragged and m <= _FEW_ROWS.tile_m // 2 * groups else _WIDE
+
+
+def useful_rows(config: Sm90Config, group_sizes: Sequence[int]) -> float:
+    """The fraction of the rows of all tiles that hold rows of a group, where rows are ragged."""
+    rows = sum(group_sizes)
+    padded = sum(ceil_div(size, config.tile_m) * config.tile_m for size in group_sizes)
+    return rows / padded if padded else 1.0
+
+
+def place_in_group(index: Any, m_tiles: Any, n_tiles: Any, swizzle: int, smaller: Callable[[Any, Any], Any]) -> Any:
+    """Where the tile of this index within its group lies: in bands of `swizzle` tiles of m, each from column to column.
+
+    Works on Python's and on a kernel's integers.
+
+    Args:
+      index: of the tile, from 0 to m_tiles * n_tiles.
+      m_tiles: tiles along m.
+      n_tiles: tiles along n.
+      swizzle: height of a band.
+      smaller: the minimum of two integers.
+
+    Returns:
+      (m, n): the tile's place, in tiles.
+    """
+    band = index // (swizzle * n_tiles)
+    height = smaller(m_tiles - band * swizzle, swizzle)
+    within = index - band * swizzle * n_tiles
+    return band * swizzle + within % height, within // height
+
+
+def ceil_div(a: Any, b: int) -> Any:
+    """The quotient a / b, rounded up."""
+    return (a + (b - 1)) // b
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSpec:
+    """Everything that a kernel object is compiled for. Shapes are not among it."""
+
+    product: Product
+    in_dtype: np.dtype
+    out_dtype: np.dtype
+    has_bias: bool
+    config: Sm90Config
+
+    def describe(self) -> dict[str, object]:
+        """As JSON."""
+        return {
+            "product": self.product.value,
+            "dtypes": {"operands": self.in_dtype.name, "result": self.out_dtype.name},
+            "bias": self.has_bias,
+            "config": dataclasses.asdict(self.config),
+        }
+
+
+def default_specs(dtypes: Sequence[np.dtype]) -> Iterator[KernelSpec]:
+    """The kernels of a release: every candidate of every product, with results of the operands' type or float32."""
+    for product in Product:
+        for dtype in dtypes:
+            for out_dtype in (dtype, np.dtype(np.float32)):
+                for has_bias in (False, True) if product.rows_are_ragged else (False,):
+                    for config in candidates():
+                        yield KernelSpec(product, dtype, out_dtype, has_bias, config)

@@ -1,0 +1,251 @@
+"""The tile scheduler of the persistent kernels: from group sizes to tiles of the result, with no tensor in it.
+
+One warp of each block runs it. It finds the groups' boundaries itself, 32 groups at a time: each lane takes a
+group, and two scans over the warp give the rows and the tiles that come before it. A ballot then finds the group of
+a tile. The tiles go to the block's other warps through a ring in shared memory.
+
+A batch (of `vmap`) is a longer list of groups: each batch element has its own sizes, which end at its own row m.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute, pipeline
+
+from jax_ggemm.kernel.config import TILE_K, Sm90Config, ceil_div, place_in_group
+from jax_ggemm.products import Product
+
+WARP = 32
+FIELDS = 8
+"""int32 fields of a work tile."""
+
+_MAX_TILES = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkTile:
+    """One tile of the result."""
+
+    k_tiles: Any
+    """Tiles of the contraction: 0 where the result is zeros, negative after the last tile."""
+    column: Any
+    """First column of the tile: of rhs, and of the result."""
+    a_row: Any
+    """Where rows are ragged, the tile's first row of lhs. Where they are contracted, the group's."""
+    b_row: Any
+    """Where rows are ragged, the weight matrix in rhs. Where they are contracted, the group's first row of rhs."""
+    out_row: Any
+    """Where rows are ragged, the tile's first row of the result. Where they are contracted, its matrix."""
+    rows: Any
+    """Rows of the result that the tile may write."""
+    a_column: Any
+    """Where rows are contracted: the first column of lhs, which is the first row in the matrix of the result."""
+    depth: Any
+    """Where rows are contracted: the rows of the group. Otherwise the row of bias."""
+
+    def values(self) -> tuple[Any, ...]:
+        """The fields, in the order of the ring."""
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Extents:
+    """The run-time values that a call is described by."""
+
+    m: Any
+    """Rows of one batch element."""
+    k: Any
+    n: Any
+    groups: Any
+    weights: Any
+    batch: Any
+    lhs_step: Any
+    """Rows of lhs from one batch element to the next: m, or 0 where lhs is not batched."""
+    rhs_step: Any
+    """Matrices (rows where they are contracted) of rhs from one batch element to the next, or 0."""
+    bias_step: Any
+    """Rows of bias from one batch element to the next, or 0."""
+    multiprocessors: Any
+    """As many blocks are launched."""
+
+    COUNT = 10
+
+
+@cute.jit
+def inclusive_scan(value: Int32, limit: Int32) -> Int32:
+    """The running sum over the lanes of a warp, saturating at `limit`; values lie in [0, limit], limit <= 2^30."""
+    lane = cute.arch.lane_idx()
+    for step in cutlass.range_constexpr(5):
+        before = cute.arch.shuffle_sync_up(value, 1 << step)
+        if lane >= (1 << step):
+            value = cutlass.min(value + before, limit)
+    return value
+
+
+RING_DEPTH = 3
+"""Work tiles that the scheduler is ahead by."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkRing:
+    """Work tiles on their way from the scheduler's warp to the other warps of the block."""
+
+    slots: cute.Tensor
+    """(FIELDS, RING_DEPTH) int32 in shared memory."""
+    pipeline: pipeline.PipelineAsync
+
+    @staticmethod
+    def create(slots: cute.Tensor, barriers: cute.Pointer, reader_warps: int) -> WorkRing:
+        """Sets the barriers up; every thread of the block calls it."""
+        return WorkRing(
+            slots,
+            pipeline.PipelineAsync.create(
+                barrier_storage=barriers,
+                num_stages=RING_DEPTH,
+                producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1),
+                consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, reader_warps),
+                defer_sync=True,
+            ),
+        )
+
+    @staticmethod
+    def writer() -> pipeline.PipelineState:
+        """Where the scheduler's warp starts to write."""
+        return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, RING_DEPTH)
+
+    @staticmethod
+    def reader() -> pipeline.PipelineState:
+        """Where the other warps start to read."""
+        return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, RING_DEPTH)
+
+    @cute.jit
+    def put(self, state: pipeline.PipelineState, tile: WorkTile):
+        """Writes a tile; called by all lanes of a warp."""
+        self.pipeline.producer_acquire(state)
+        values = tile.values()
+        with cute.arch.elect_one():
+            for i in cutlass.range_constexpr(len(values)):
+                self.slots[i, state.index] = Int32(values[i])
+            self.pipeline.producer_commit(state)
+
+    @cute.jit
+    def get(self, state: pipeline.PipelineState) -> WorkTile:
+        """Reads the next tile; called by all lanes of a warp."""
+        self.pipeline.consumer_wait(state)
+        tile = WorkTile(*(self.slots[i, state.index] for i in range(FIELDS)))
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            self.pipeline.consumer_release(state)
+        return tile
+
+
+class Scheduler:
+    """Deals the tiles of all groups out to the blocks of the grid, round robin."""
+
+    def __init__(self, config: Sm90Config, product: Product):
+        self.config = config
+        self.ragged_rows = product.rows_are_ragged
+        self.columns_are_n = product is not Product.DLHS
+
+    @cute.jit
+    def run(self, sizes: cute.Pointer, offsets: cute.Pointer, extents: Extents, ring: WorkRing):
+        """Puts each tile of this block into the ring, then one with negative k_tiles; run by one warp."""
+        e = extents
+        n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.config.tile_n)
+        state = ring.writer()
+        next_tile, _, _ = cute.arch.block_idx()
+        stride, _, _ = cute.arch.grid_dim()
+        tiles_before = Int32(0)
+        element = Int32(0)
+        while element < e.batch:
+            # Groups whose weights are held are those from `offset` on. They may reach past either end of the
+            # list: those are empty, and their dW is zeros. Clamping changes none that is in the list.
+            offset = cute.make_tensor(offsets + element, cute.make_layout(1))[0]
+            offset = cutlass.max(cutlass.min(offset, e.groups), -e.weights)
+            # Rows past the last group are one more group, without weights.
+            first = Int32(0)
+            last = e.groups + 1
+            if cutlass.const_expr(not self.ragged_rows):
+                first = cutlass.min(offset, 0)
+                last = cutlass.max(offset + e.weights, e.groups)
+            rows_before = Int32(0)
+            while first < last:
+                start, end, weight, m_tiles = self._groups(sizes, e, element, first, offset, rows_before)
+                tiles_end = inclusive_scan(m_tiles * n_tiles, Int32(_MAX_TILES)) + tiles_before
+                chunk_end = cute.arch.shuffle_sync(tiles_end, WARP - 1)
+                while next_tile < chunk_end:
+                    # tiles_end grows from lane to lane: the tile belongs to the first one that it is below.
+                    owner = WARP - cute.arch.popc(cute.arch.vote_ballot_sync(next_tile < tiles_end))
+                    g_start = cute.arch.shuffle_sync(start, owner)
+                    g_rows = cute.arch.shuffle_sync(end, owner) - g_start
+                    g_weight = cute.arch.shuffle_sync(weight, owner)
+                    g_m_tiles = cute.arch.shuffle_sync(m_tiles, owner)
+                    index = next_tile - cute.arch.shuffle_sync(tiles_end, owner) + g_m_tiles * n_tiles
+                    place = place_in_group(index, g_m_tiles, n_tiles, self.config.swizzle, cutlass.min)
+                    ring.put(state, self._work_tile(e, element, (g_start, g_rows, g_weight), place))
+                    state.advance()
+                    next_tile += stride
+                rows_before = cute.arch.shuffle_sync(end, WARP - 1)
+                tiles_before = chunk_end
+                first += WARP
+            element += 1
+        ring.put(state, WorkTile(*(Int32(-1) for _ in range(FIELDS))))
+
+    @cute.jit
+    def _groups(
+        self, sizes: cute.Pointer, e: Extents, element: Int32, first: Int32, offset: Int32, rows_before: Int32
+    ) -> tuple:
+        """The group of each lane: its first and end row, its weight matrix (or -1), and its tiles along m."""
+        lane = cute.arch.lane_idx()
+        group = first + lane
+        size = Int32(0)
+        if group >= 0 and group < e.groups:
+            at = Int64(element) * Int64(e.groups) + Int64(group)
+            size = cute.make_tensor(sizes + at, cute.make_layout(1))[0]
+            size = cutlass.max(cutlass.min(size, e.m), 0)
+        weight = group - offset
+        held = weight >= 0 and weight < e.weights
+        if cutlass.const_expr(self.ragged_rows):
+            held = held and group < e.groups
+            size = e.m if group == e.groups else size
+        end = cutlass.min(inclusive_scan(size, e.m) + rows_before, e.m)
+        start = cute.arch.shuffle_sync_up(end, 1)
+        start = rows_before if lane == 0 else start
+        weight = weight if held else Int32(-1)
+        if cutlass.const_expr(self.ragged_rows):
+            m_tiles = ceil_div(end - start, self.config.tile_m)
+        else:
+            m_tiles = ceil_div(e.k, self.config.tile_m) if held else Int32(0)
+        return start, end, weight, m_tiles
+
+    @cute.jit
+    def _work_tile(self, e: Extents, element: Int32, group: tuple, place: tuple) -> WorkTile:
+        """The tile at `place`, in tiles, of a group (first row, rows, weight matrix)."""
+        start, rows, weight = group
+        down = place[0] * self.config.tile_m
+        column = place[1] * self.config.tile_n
+        if cutlass.const_expr(not self.ragged_rows):
+            return WorkTile(
+                k_tiles=ceil_div(rows, TILE_K),
+                column=column,
+                a_row=element * e.lhs_step + start,
+                b_row=element * e.rhs_step + start,
+                out_row=element * e.weights + weight,
+                rows=cutlass.min(e.k - down, self.config.tile_m),
+                a_column=down,
+                depth=rows,
+            )
+        contracted = e.k if cutlass.const_expr(self.columns_are_n) else e.n
+        return WorkTile(
+            k_tiles=ceil_div(contracted, TILE_K) if weight >= 0 else Int32(0),
+            column=column,
+            a_row=element * e.lhs_step + start + down,
+            b_row=element * e.rhs_step + weight,
+            out_row=element * e.m + start + down,
+            rows=cutlass.min(rows - down, self.config.tile_m),
+            a_column=Int32(0),
+            depth=element * e.bias_step + weight,
+        )

@@ -1,0 +1,338 @@
+"""The grouped products on Hopper: TMA loads, warpgroup products, a persistent grid.
+
+A block has three warpgroups. Of the first, warp 0 loads tiles of both operands into a ring of stages, and warp 1
+runs the scheduler. The other two multiply, and write the result.
+
+    warp 1     schedule --work ring--+--> warp 0    TMA loads --stages--+
+                                     +--> warps 4 to 11  products <-----+  --> epilogue
+
+One tensor map per operand serves all groups:
+
+- Where rows are ragged, lhs is one matrix, whose tiles start at any row. A tile that reaches past the end of its
+  group reads rows of the next one; each row of the result depends on one row of lhs, and foreign ones are not written.
+- Where rows are contracted, foreign rows must not enter at all. The view's row axis has 2^30 rows, and ends
+  where the group ends: two more axes, whose strides cancel the shift modulo 2^64, move it there. The TMA unit then
+  fills rows past the end of the group with zeros, as it does for columns past the end of the matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Int32, Int64, cute, pipeline
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+
+from jax_ggemm.kernel import epilogue
+from jax_ggemm.kernel.config import TILE_K, KernelSpec
+from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
+from jax_ggemm.products import Product
+
+_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
+
+_WARPGROUP = 128
+_LOAD_WARP = 0
+_SCHEDULE_WARP = 1
+_CONSUMERS = 2
+_THREADS = (1 + _CONSUMERS) * _WARPGROUP
+_LOAD_REGISTERS = 40
+_PRODUCT_REGISTERS = 232
+
+_RAGGED_ROWS = 2**30
+_TURN = 2**64 // _RAGGED_ROWS
+"""_RAGGED_ROWS steps of this many elements return to the same address."""
+
+
+def _ragged(data: cute.Pointer, columns: Any) -> cute.Tensor:
+    """A matrix as (column, row, turn, end), for `_rows_of_group`."""
+    row = Int64(columns)
+    return cute.make_tensor(
+        data,
+        cute.make_layout((columns, _RAGGED_ROWS, 2**31 - 1, 2**31 - 1), stride=(1, row, Int64(_TURN) - row, row)),
+    )
+
+
+def _rows_of_group(view: cute.Tensor, first: Int32, rows: Int32) -> cute.Tensor:
+    """The (column, row) view of a group's rows, in which every row past the last is out of bounds."""
+    return cute.domain_offset((0, _RAGGED_ROWS - rows), view[None, None, _RAGGED_ROWS, first + rows])
+
+
+class GroupedGemmSm90:
+    """The kernel of one `KernelSpec`."""
+
+    def __init__(self, spec: KernelSpec):
+        self.spec = spec
+        self.config = spec.config
+        self.dtype = _DTYPES[spec.in_dtype.name]
+        self.out_dtype = _DTYPES[spec.out_dtype.name]
+        self.tile = (spec.config.tile_m, spec.config.tile_n, TILE_K)
+        self.scheduler = Scheduler(spec.config, spec.product)
+        self.ragged_rows = spec.product.rows_are_ragged
+        # The TMA unit writes what it can: tiles that do not end with their group, of elements that stmatrix takes.
+        self.staged = spec.out_dtype.itemsize == 2 and spec.config.warpgroups == (2, 1)
+        # Row-major operands are contiguous along the contraction, column-major ones across it.
+        self.a_layout = LayoutEnum.ROW_MAJOR if self.ragged_rows else LayoutEnum.COL_MAJOR
+        self.b_layout = LayoutEnum.ROW_MAJOR if spec.product is Product.DLHS else LayoutEnum.COL_MAJOR
+
+    def example_arguments(self) -> tuple[Any, ...]:
+        """Arguments to compile with: only their types matter."""
+        pointers = [
+            (self.dtype, 16),
+            (self.dtype, 16),
+            (Int32, 4),
+            (Int32, 4),
+            (cutlass.Float32, 4),
+            (self.out_dtype, 16),
+        ]
+        return (
+            cuda.CUstream(0),
+            *(
+                cute.runtime.make_ptr(dtype, 256, cute.AddressSpace.gmem, assumed_align=align)
+                for dtype, align in pointers
+            ),
+            *(Int32(8),) * Extents.COUNT,
+        )
+
+    @cute.jit
+    def __call__(self, stream: cuda.CUstream, *arguments: Any):
+        """Launches the kernel.
+
+        Args:
+          stream: to launch on.
+          *arguments: pointers to lhs, rhs, group_sizes, group_offset, bias and the result, then the `Extents`.
+        """
+        lhs, rhs, sizes, offsets, bias, out = arguments[:6]
+        m, k, n, *others = arguments[6:]
+        k, n = cute.assume(k, divby=8), cute.assume(n, divby=8)
+        extents = Extents(m, k, n, *others)
+        a_view, b_view = self._views(lhs, rhs, extents)
+
+        tiled_mma = hopper.make_trivial_tiled_mma(
+            self.dtype,
+            self.dtype,
+            self.a_layout.sm90_mma_major_mode(),
+            self.b_layout.sm90_mma_major_mode(),
+            cutlass.Float32,
+            (*self.config.warpgroups, 1),
+            tiler_mn=(64, self.config.tile_n // self.config.warpgroups[1]),
+        )
+        a_smem = hopper.make_smem_layout_a(self.a_layout, self.tile, self.dtype, self.config.stages)
+        b_smem = hopper.make_smem_layout_b(self.b_layout, self.tile, self.dtype, self.config.stages)
+        a_tma, a_tensor = self._tensor_map(a_view, a_smem, (self.tile[0], TILE_K))
+        b_tma, b_tensor = self._tensor_map(b_view, b_smem, (self.tile[1], TILE_K))
+
+        columns = k if cutlass.const_expr(self.spec.product is Product.DLHS) else n
+        result = epilogue.Result(out, columns, bias, k)
+        staging = None
+        if cutlass.const_expr(self.staged):
+            rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
+            staging = epilogue.staging(result, rows, matrices, self.tile[0])
+
+        @cute.struct
+        class Storage:
+            stage_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.config.stages]
+            ring_barriers: cute.struct.MemRange[cutlass.Int64, 2 * RING_DEPTH]
+            ring: cute.struct.Align[cute.struct.MemRange[Int32, FIELDS * RING_DEPTH], 16]
+            a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
+            b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
+            c: cute.struct.Align[
+                cute.struct.MemRange[self.out_dtype, cute.cosize(staging[2]) if self.staged else 0], 1024
+            ]
+
+        self.storage = Storage
+        self._kernel(
+            (a_tma, a_tensor, a_smem),
+            (b_tma, b_tensor, b_smem),
+            tiled_mma,
+            (sizes, offsets),
+            (result, staging),
+            extents,
+        ).launch(grid=(extents.multiprocessors, 1, 1), block=(_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
+
+    def _views(self, lhs: cute.Pointer, rhs: cute.Pointer, e: Extents) -> tuple[cute.Tensor, cute.Tensor]:
+        """The operands as (m or n, contracted, ...), for one tensor map each."""
+        if not self.ragged_rows:
+            return _ragged(lhs, e.k), _ragged(rhs, e.n)
+        lhs_rows = cutlass.max(e.m, e.lhs_step * e.batch)
+        matrices = cutlass.max(e.weights, e.rhs_step * e.batch)
+        k, n = Int64(e.k), Int64(e.n)
+        matrix = cute.assume(k * n, divby=8)
+        n = cute.assume(n, divby=8)
+        k = cute.assume(k, divby=8)
+        if self.spec.product is Product.FORWARD:
+            a_shape, a_stride = (lhs_rows, e.k), (k, 1)
+            b_shape, b_stride = (e.n, e.k, matrices), (1, n, matrix)
+        else:
+            a_shape, a_stride = (lhs_rows, e.n), (n, 1)
+            b_shape, b_stride = (e.k, e.n, matrices), (n, 1, matrix)
+        return (
+            cute.make_tensor(lhs, cute.make_layout(a_shape, stride=a_stride)),
+            cute.make_tensor(rhs, cute.make_layout(b_shape, stride=b_stride)),
+        )
+
+    @staticmethod
+    def _tensor_map(view: cute.Tensor, smem: cute.ComposedLayout, tile: tuple[int, int]) -> Any:
+        return cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(), view, cute.slice_(smem, (None, None, 0)), tile
+        )
+
+    @cute.kernel
+    def _kernel(
+        self,
+        a_operand: tuple,
+        b_operand: tuple,
+        tiled_mma: cute.TiledMma,
+        groups: tuple,
+        outputs: tuple,
+        extents: Extents,
+    ):
+        a_tma, a_tensor, a_smem = a_operand
+        b_tma, b_tensor, b_smem = b_operand
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == _LOAD_WARP:
+            cpasync.prefetch_descriptor(a_tma)
+            cpasync.prefetch_descriptor(b_tma)
+
+        storage = SmemAllocator().allocate(self.storage)
+        a_stages = storage.a.get_tensor(a_smem.outer, swizzle=a_smem.inner)
+        b_stages = storage.b.get_tensor(b_smem.outer, swizzle=b_smem.inner)
+        result, staging = outputs
+        if cutlass.const_expr(self.staged):
+            c_tma, c_tensor, c_smem = staging
+            staging = (c_tma, c_tensor, storage.c.get_tensor(c_smem.outer, swizzle=c_smem.inner))
+        slots = storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH)))
+        consumer_warps = _CONSUMERS * _WARPGROUP // 32
+        ring = WorkRing.create(slots, storage.ring_barriers.data_ptr(), reader_warps=consumer_warps + 1)
+        stages = pipeline.PipelineTmaAsync.create(
+            barrier_storage=storage.stage_barriers.data_ptr(),
+            num_stages=self.config.stages,
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, consumer_warps),
+            tx_count=(self.tile[0] + self.tile[1]) * TILE_K * self.dtype.width // 8,
+            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+            defer_sync=True,
+        )
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+        if warp < _WARPGROUP // 32:
+            cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
+            if warp == _SCHEDULE_WARP:
+                self.scheduler.run(groups[0], groups[1], extents, ring)
+            if warp == _LOAD_WARP:
+                self._load((a_tma, a_tensor, a_stages), (b_tma, b_tensor, b_stages), stages, ring)
+        else:
+            cute.arch.setmaxregister_increase(_PRODUCT_REGISTERS)
+            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, (result, staging))
+
+    @cute.jit
+    def _load(self, a_operand: tuple, b_operand: tuple, stages: pipeline.PipelineTmaAsync, ring: WorkRing):
+        """Fills the stages with the tiles of both operands; run by one warp."""
+        a_tma, a_tensor, a_stages = a_operand
+        b_tma, b_tensor, b_stages = b_operand
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.config.stages)
+        position = ring.reader()
+        tile = ring.get(position)
+        while tile.k_tiles >= 0:
+            position.advance()
+            if cutlass.const_expr(self.ragged_rows):
+                a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
+                b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
+            else:
+                a_rows = cute.domain_offset((tile.a_column, 0), _rows_of_group(a_tensor, tile.a_row, tile.depth))
+                b_rows = cute.domain_offset((tile.column, 0), _rows_of_group(b_tensor, tile.b_row, tile.depth))
+            a_to, a_from = self._partition(a_tma, a_stages, a_rows, self.tile[0])
+            b_to, b_from = self._partition(b_tma, b_stages, b_rows, self.tile[1])
+            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
+                stages.producer_acquire(state)
+                barrier = stages.producer_get_barrier(state)
+                cute.copy(a_tma, a_from[None, k_tile], a_to[None, state.index], tma_bar_ptr=barrier)
+                cute.copy(b_tma, b_from[None, k_tile], b_to[None, state.index], tma_bar_ptr=barrier)
+                stages.producer_commit(state)
+                state.advance()
+            tile = ring.get(position)
+        stages.producer_tail(state)
+
+    @staticmethod
+    def _partition(tma: cute.CopyAtom, smem: cute.Tensor, rows: cute.Tensor, extent: int) -> Any:
+        """(shared memory by stage, global memory by tile of the contraction), as the TMA unit takes them."""
+        tiles = cute.local_tile(rows, (extent, TILE_K), (0, None))
+        return cpasync.tma_partition(
+            tma, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(tiles, 0, 2)
+        )
+
+    @cute.jit
+    def _multiply(
+        self,
+        tiled_mma: cute.TiledMma,
+        thread: Int32,
+        operands: tuple,
+        stages: pipeline.PipelineTmaAsync,
+        ring: WorkRing,
+        outputs: tuple,
+    ):
+        """Multiplies the stages, and writes the tiles of the result; run by the consumer warpgroups."""
+        a_stages, b_stages = operands
+        result = outputs[0]
+        group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
+        of_group = tiled_mma.get_slice(cute.make_layout(_CONSUMERS, stride=_WARPGROUP)(group))
+        a = tiled_mma.make_fragment_A(of_group.partition_A(a_stages))
+        b = tiled_mma.make_fragment_B(of_group.partition_B(b_stages))
+        coords = tiled_mma.get_slice(thread).partition_C(cute.make_identity_tensor(self.tile[:2]))
+        acc = cute.make_rmem_tensor(coords.shape, cutlass.Float32)
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+
+        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.config.stages)
+        release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.config.stages)
+        position = ring.reader()
+        tile = ring.get(position)
+        while tile.k_tiles >= 0:
+            position.advance()
+            acc.fill(0.0)
+            warpgroup.fence()
+            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
+                stages.consumer_wait(read)
+                for step in cutlass.range_constexpr(cute.size(a, mode=[2])):
+                    at = (None, None, step, read.index)
+                    cute.gemm(tiled_mma, acc, a[at], b[at], acc)
+                warpgroup.commit_group()
+                read.advance()
+                # One product stays in flight; the stage before it is free.
+                if k_tile > 0:
+                    warpgroup.wait_group(1)
+                    stages.consumer_release(release)
+                    release.advance()
+            warpgroup.wait_group(0)
+            if tile.k_tiles > 0:
+                stages.consumer_release(release)
+                release.advance()
+                if cutlass.const_expr(self.spec.has_bias):
+                    epilogue.add_bias(acc, coords, result, tile.depth, tile.column)
+            self._store(tiled_mma, thread, (acc, coords), outputs, tile)
+            tile = ring.get(position)
+        if cutlass.const_expr(self.staged):
+            epilogue.finish_staged(thread)
+
+    @cute.jit
+    def _store(self, tiled_mma: cute.TiledMma, thread: Int32, tile_of_result: tuple, outputs: tuple, tile: WorkTile):
+        """Writes a tile of the result, the way that it can be."""
+        acc, coords = tile_of_result
+        result, staging = outputs
+        if cutlass.const_expr(not self.ragged_rows):
+            if cutlass.const_expr(self.staged):
+                epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.a_column, tile.column, tile.out_row))
+            else:
+                first = tile.out_row * result.matrix_rows + tile.a_column
+                epilogue.store(acc, coords, result, (first, tile.column), tile.rows)
+        elif cutlass.const_expr(self.staged):
+            if tile.rows == self.tile[0]:
+                epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.out_row, tile.column, 0))
+            else:
+                epilogue.store(acc, coords, result, (tile.out_row, tile.column), tile.rows)
+        else:
+            epilogue.store(acc, coords, result, (tile.out_row, tile.column), tile.rows)

@@ -1,0 +1,251 @@
+"""GPU kernels, as far as a machine without a GPU can tell: configurations, tile order, objects and their cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_ggemm
+from jax_ggemm import __main__ as command_line
+from jax_ggemm import compile_objects, cute, objects
+from jax_ggemm.kernel import config
+from jax_ggemm.products import Call, Operands, Product
+
+BF16 = np.dtype(jnp.bfloat16)
+SPEC = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.Sm90Config())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the user's, and no object known in this process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(objects, "_registered", set())
+    return objects.cache_directory()
+
+
+@pytest.mark.parametrize("swizzle", [1, 2, 8])
+@pytest.mark.parametrize("m_tiles", [1, 2, 7, 8, 9, 33])
+@pytest.mark.parametrize("n_tiles", [1, 3, 16])
+def test_every_tile_of_a_group_is_visited_once(swizzle: int, m_tiles: int, n_tiles: int) -> None:
+    places = [config.place_in_group(i, m_tiles, n_tiles, swizzle, min) for i in range(m_tiles * n_tiles)]
+    assert sorted(places) == [(m, n) for m in range(m_tiles) for n in range(n_tiles)]
+
+
+def test_neighbouring_tiles_share_columns() -> None:
+    places = [config.place_in_group(i, 32, 4, 8, min) for i in range(8)]
+    assert places == [(m, 0) for m in range(8)]
+
+
+def test_every_candidate_fits_the_hardware() -> None:
+    for candidate in config.candidates():
+        assert candidate.shared_memory_bytes <= config.SMEM_BYTES
+
+
+@pytest.mark.parametrize("wrong", [{"tile_m": 96}, {"tile_n": 8}, {"tile_m": 256}, {"stages": 1}, {"stages": 5}])
+def test_impossible_configurations_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"tile|stages"):
+        config.Sm90Config(**wrong)
+
+
+@pytest.mark.parametrize("product", Product)
+@pytest.mark.parametrize("m", [1, 512, 1 << 15])
+@pytest.mark.parametrize("columns", [8, 128, 4096])
+def test_the_pick_is_a_candidate(product: Product, m: int, columns: int) -> None:
+    assert config.pick(product, m, columns, columns, 32) in config.candidates()
+
+
+def test_useful_rows() -> None:
+    assert config.useful_rows(config.Sm90Config(tile_m=128), [128, 1, 0]) == 129 / 256
+    assert config.useful_rows(config.Sm90Config(tile_m=64), []) == 1.0
+
+
+def test_the_key_depends_on_all_of_the_spec_and_not_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [
+        dataclasses.replace(SPEC, product=Product.DLHS),
+        dataclasses.replace(SPEC, in_dtype=np.dtype(np.float16)),
+        dataclasses.replace(SPEC, out_dtype=np.dtype(np.float32)),
+        dataclasses.replace(SPEC, has_bias=True),
+        dataclasses.replace(SPEC, config=config.Sm90Config(stages=3)),
+    ]
+    keys = {objects.key(spec, "sm_90a") for spec in (SPEC, *others)}
+    assert len(keys) == 1 + len(others)
+    assert objects.key(SPEC, "sm_100a") not in keys
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_100a")
+    assert objects.key(SPEC, "sm_90a") in keys
+
+
+def test_a_release_holds_each_kernel_once() -> None:
+    specs = list(config.default_specs([BF16]))
+    assert len(set(specs)) == len(specs)
+    assert {spec.config for spec in specs} == set(config.candidates())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
+def test_a_damaged_object_is_built_again(cache: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    built: list[str] = []
+
+    def build(spec: config.KernelSpec, arch: str) -> bytes:
+        built.append(arch)
+        return b"object of " + arch.encode()
+
+    monkeypatch.setattr(objects, "build", build)
+    name = objects.ensure(SPEC, "sm_90a")
+    path = cache / f"{name}.o"
+    assert objects.read(path) == b"object of sm_90a"
+    objects.ensure(SPEC, "sm_90a")
+    assert built == ["sm_90a"]
+
+    good = path.read_bytes()
+    path.write_bytes({"cut": good[:-1], "flipped": bytes([good[0] ^ 1]) + good[1:], "empty": b""}[damage])
+    assert objects.read(path) is None
+    monkeypatch.setattr(objects, "_registered", set())
+    objects.ensure(SPEC, "sm_90a")
+    assert built == ["sm_90a", "sm_90a"]
+    assert objects.read(path) == b"object of sm_90a"
+
+
+def test_an_object_in_the_cache_needs_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(spec: config.KernelSpec, arch: str) -> bytes:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(objects, "build", build)
+    objects.write(cache / f"{objects.key(SPEC, 'sm_90a')}.o", b"ready")
+    objects.ensure(SPEC, "sm_90a")
+
+
+def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(objects, "_registered", set())
+    monkeypatch.setattr(objects, "build", lambda spec, arch: b"object")
+    objects.ensure(SPEC, "sm_90a")
+
+
+def _write_often(path: str, content: bytes, times: int) -> None:
+    for _ in range(times):
+        objects.write(Path(path), content)
+
+
+def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "key.o"
+    contents = [bytes([i]) * 200_000 for i in range(2)]
+    objects.write(path, contents[0])
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_often, args=(str(path), content, 50)) for content in contents]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert objects.read(path) in contents
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert os.listdir(tmp_path) == ["key.o"]
+
+
+def test_the_compile_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
+    specs = [dataclasses.replace(SPEC, product=product) for product in Product]
+    monkeypatch.setattr(config, "default_specs", lambda dtypes: specs)
+    command_line.main(["compile", "--arch", "sm_90a", "--out", str(tmp_path), "--keep-cubin"])
+    entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
+    assert [entry["product"] for entry in entries] == ["forward", "dlhs", "drhs"]
+    for spec, entry in zip(specs, entries, strict=True):
+        assert entry["key"] == objects.key(spec, "sm_90a")
+        assert entry["arch"] == "sm_90a"
+        assert entry["config"] == dataclasses.asdict(spec.config)
+        assert entry["dtypes"] == {"operands": "bfloat16", "result": "bfloat16"}
+        assert entry["shared_memory_bytes"] <= config.SMEM_BYTES
+        assert entry.get("spill_instructions", 0) == 0
+        assert entry.get("registers", 168) <= 168
+        data = objects.read(tmp_path / f"{entry['key']}.o")
+        assert data is not None
+        assert (tmp_path / f"{entry['key']}.cubin").read_bytes() == compile_objects.cubin(data)
+
+
+def _call(**changes: Any) -> tuple[Call, Operands]:
+    dtype, k, n = changes.get("dtype", jnp.bfloat16), changes.get("k", 64), changes.get("n", 128)
+    operands = Operands(
+        jnp.zeros((changes.get("m", 32), k), dtype), jnp.zeros((2, k, n), dtype), jnp.ones(2, jnp.int32), jnp.int32(0)
+    )
+    out_dtype = np.dtype(changes.get("out_dtype", dtype))
+    return Call(Product.FORWARD, out_dtype, 2, changes.get("precision"), "cute"), operands
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": jnp.float32}, "lhs is float32"),
+        ({"out_dtype": jnp.float16}, "the result is float16"),
+        ({"k": 60}, "k = 60 is not a multiple of 8"),
+        ({"n": 4}, "n = 4 is not a multiple of 8"),
+        ({"m": 0}, "empty"),
+        ({"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32}, "names an algorithm"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_said(changes: dict[str, Any], reason: str) -> None:
+    message = cute.unsupported(*_call(**changes))
+    assert message is not None
+    assert reason in message
+
+
+def test_the_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cute, "_architecture", lambda: None)
+    assert "no NVIDIA GPU" in str(cute.unsupported(*_call()))
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs can be lowered for a GPU, though not run."""
+    monkeypatch.setattr(cute, "_architecture", lambda: "sm_90a")
+    monkeypatch.setattr(objects, "unavailable", lambda spec, arch: None)
+    monkeypatch.setattr(objects, "ensure", objects.key)
+    jax.clear_caches()
+
+
+def _lowered(function: Any, *args: Any) -> str:
+    return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_a_training_step_on_the_gpu_is_three_kernels() -> None:
+    def loss(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
+        return jax_ggemm.ragged_dot(lhs, rhs, sizes, implementation="cute").astype(jnp.float32).sum()
+
+    args = (jnp.zeros((32, 64), jnp.bfloat16), jnp.zeros((2, 64, 128), jnp.bfloat16), jnp.ones(2, jnp.int32))
+    text = _lowered(jax.value_and_grad(loss, (0, 1)), *args)
+    assert text.count("custom_call @jax_ggemm(") == 3
+    for product in Product:
+        assert f'product = "{product.value}"' in text
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, 0), (0, None, None), (None, 0, None), (None, None, 0)])
+def test_a_batch_on_the_gpu_is_one_kernel_and_copies_no_weights(axes: tuple[int | None, ...]) -> None:
+    shapes = ((32, 64), (2, 64, 128), (2,))
+    args = [
+        jnp.zeros((5, *shape) if axis == 0 else shape, jnp.int32 if len(shape) == 1 else jnp.bfloat16)
+        for axis, shape in zip(axes, shapes, strict=True)
+    ]
+    text = _lowered(jax.vmap(lambda *a: jax_ggemm.ragged_dot(*a, implementation="cute"), axes), *args)
+    calls = [line for line in text.splitlines() if "custom_call @jax_ggemm(" in line]
+    assert len(calls) == 1
+    batch = [5 if axis == 0 else 1 for axis in axes]
+    operands = f"(tensor<{batch[0]}x32x64xbf16>, tensor<{batch[1]}x2x64x128xbf16>, tensor<5x2xi32>, tensor<5xi32>)"
+    assert f"{operands} -> tensor<5x32x128xbf16>" in calls[0]
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_without_a_name_the_gpu_gets_the_kernel_and_the_cpu_its_own() -> None:
+    args = (jnp.zeros((32, 64), jnp.bfloat16), jnp.zeros((2, 64, 128), jnp.bfloat16), jnp.ones(2, jnp.int32))
+    traced = jax.jit(jax_ggemm.ragged_dot).trace(*args)
+    assert "key = " in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "key = " not in traced.lower(lowering_platforms=("cpu",)).as_text()
