@@ -62,14 +62,15 @@ class Run:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
-    def settings(self, stored: Mapping[str, Any]) -> Settings:
+    def settings(self, stored: Mapping[str, Any], done: int = 0) -> Settings:
         """The settings of this run.
 
         Args:
           stored: those of the run to resume; empty for a new one.
+          done: the steps that the run to resume has done.
 
         Raises:
-          FolderError: if the command line contradicts them.
+          FolderError: if the command line contradicts them, or asks for no step more.
           ValueError: for a bad value.
         """
         for name, value in self.given.items():
@@ -79,6 +80,12 @@ class Run:
                     f"the run in {self.out} has {option} {stored[name]}, not {value}: leave out {option}, or start"
                     " another run without --resume"
                 )
+        steps = self.given.get("steps")
+        if steps is not None and 0 < steps <= done:
+            raise FolderError(
+                f"the run in {self.out} has done {done} steps; --steps is the total: pass --steps {done + steps} for"
+                f" {steps} more"
+            )
         return Settings.of({**stored, **self.given})
 
 

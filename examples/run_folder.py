@@ -59,6 +59,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def steps_done(folder: Path) -> int:
+    """The steps after which the latest checkpoint in a folder was written; 0 if there is none. Writes nothing."""
+    return max((int(path.name) for path in folder.glob("checkpoints/*") if path.name.isdigit()), default=0)
+
+
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Writes the settings, which also marks the folder as one of ours."""
     write_json(folder / SETTINGS_FILE, settings)

@@ -5,8 +5,9 @@
 
 The MoE layers are `jax_ggemm.nnx_moe.MoE`; the rest is flax, optax and orbax. The output folder gets `checkpoints/`,
 `settings.json`, `results.json` (all losses), `loss_and_load.png` and `sample.txt`. Without `--resume` a run that is
-already there is moved aside, never overwritten. With it the settings are those of that run, and the losses are those of
-a run that was never interrupted. Ctrl-C leaves a checkpoint.
+already there is moved aside, never overwritten. With it the settings are those of that run, and `--steps` is the total,
+its steps included. With the same --steps the losses are those of a run that was never interrupted; a larger --steps
+stretches the learning-rate schedule from there on. Ctrl-C leaves a checkpoint.
 
 `--record-counts FILE` writes how many rows each expert received, so that a benchmark can replay real routing. FILE is
 a NumPy .npz archive, replaced atomically at every checkpoint and at the end, with two arrays:
@@ -39,7 +40,7 @@ import runs_on
 from command_line import Run, Settings, parse
 from jax_ggemm.files import write_json, write_whole
 from records import draw, write_counts
-from run_folder import Checkpoints, FolderError, move_old_run_aside, read_settings, write_settings
+from run_folder import Checkpoints, FolderError, move_old_run_aside, read_settings, steps_done, write_settings
 from trainer import Trainer
 
 SUMMARY_STEPS = 20
@@ -96,6 +97,8 @@ def train(trainer: Trainer, settings: Settings, run: Run, checkpoints: Checkpoin
         while trainer.step < config.steps and not stop.made:
             before, start = trainer.step, time.perf_counter()
             # The first step compiles; alone, it spoils no speed.
+            if before == begin:
+                bar.write("compiling the first step ...")
             trainer.advance(next_pause(trainer, run) if before > begin else before + 1)
             step, seconds = trainer.step, time.perf_counter() - start
             bar.set_postfix_str(progress(trainer, seconds, step - before), refresh=False)
@@ -137,8 +140,6 @@ def counts_metadata(settings: Settings) -> dict[str, Any]:
 def finish(trainer: Trainer, run: Run) -> None:
     """Writes losses, picture and sample, and says how the run ended."""
     history, text = trainer.history, trainer.text
-    if np.isnan(history.held_out[-1]):  # resumed with fewer steps than were done
-        trainer.evaluate()
     measured = np.flatnonzero(~np.isnan(history.held_out))
     entropy = corpus.unigram_entropy(text.held_out)
     held_out = float(history.held_out[measured[-1]])
@@ -178,7 +179,7 @@ def prepare(run: Run) -> tuple[Trainer, Settings]:
       ImportError, NotImplementedError: if the implementation cannot run here.
     """
     stored = read_settings(run.out) if run.resume else {}
-    settings = run.settings(stored)
+    settings = run.settings(stored, steps_done(run.out) if run.resume else 0)
     model = settings.model
     implementation = runs_on.implementation_that_runs(model.implementation, model.dtype)
     text = corpus.load(settings.training.corpus_bytes)

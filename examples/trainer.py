@@ -24,7 +24,9 @@ WARMUP_STEPS = 20
 class TrainingConfig:
     """How to train, as far as it changes the numbers. A field's metadata is its help on the command line."""
 
-    steps: int = dataclasses.field(default=250, metadata={"help": "training steps"})
+    steps: int = dataclasses.field(
+        default=250, metadata={"help": "training steps in total, those of a resumed run included"}
+    )
     batch: int = dataclasses.field(default=16, metadata={"help": "windows of text in a step"})
     length: int = dataclasses.field(default=128, metadata={"help": "bytes in a window"})
     learning_rate: float = dataclasses.field(default=4e-3, metadata={"help": "its peak, after the warmup"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -77,6 +78,10 @@ class ClampedSwiGLU:
     alpha: float = 1.702
 
     def __post_init__(self) -> None:
+        values: dict[str, Any] = {"limit": self.limit, "alpha": self.alpha}
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{name} must be a number, got {value!r}")
         if not self.limit > 0:
             raise ValueError(f"limit must be positive, got {self.limit}")
         if not math.isfinite(self.alpha):
@@ -95,6 +100,9 @@ clamped_swiglu = ClampedSwiGLU()
 class ExpertOptions:
     """How experts compute.
 
+    The experts are differentiable in reverse mode alone (`jax.grad`, `jax.vjp`, `jax.jacrev`; any order), with
+    `implementation="xla"` too; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises TypeError.
+
     Attributes:
       activation: gate and up to hidden; in float32 (float64 for float64), its result is cast to the rows' dtype.
       layout: how the weights lie.
@@ -108,6 +116,17 @@ class ExpertOptions:
     precision: lax.PrecisionLike = None
     implementation: Any = None
     ragged_dot: Callable[..., jax.Array] = ragged_dot
+
+    def __post_init__(self) -> None:
+        if not callable(self.activation):
+            raise TypeError(f"activation must be a function of gate and up, e.g. swiglu; got {self.activation!r}")
+        if not isinstance(self.layout, ExpertLayout):
+            raise TypeError(
+                "layout must be an ExpertLayout, e.g. DEFAULT, HF_LINEAR or GPT_OSS of jax_ggemm.layouts; got"
+                f" {self.layout!r}"
+            )
+        if not callable(self.ragged_dot):
+            raise TypeError(f"ragged_dot must be a function, e.g. jax_ggemm.ragged_dot; got {self.ragged_dot!r}")
 
 
 DEFAULT_OPTIONS = ExpertOptions()
@@ -126,6 +145,20 @@ class SharedParams(NamedTuple):
     gate_up: jax.Array
     down: jax.Array
     gate: jax.Array | None = None
+
+    def check(self, layout: ExpertLayout, width: int, prefix: str = "params") -> None:
+        """Raises TypeError, in which `prefix` names this object, for sizes that do not fit x of `width` features."""
+        fused = self.gate_up.shape[0 if layout.out_first else 1] if self.gate_up.ndim == 2 else 0
+        shapes = {"gate_up": (width, fused), "down": (fused // 2, width)}
+        if layout.out_first:
+            shapes = {name: shape[::-1] for name, shape in shapes.items()}
+        for name, shape in {**shapes, "gate": (width, 1)}.items():
+            value = getattr(self, name)
+            if value is not None and value.shape != shape:
+                raise TypeError(
+                    f"{prefix}.{name} of the shared expert has shape {value.shape}; x of {width} features and gate_up"
+                    f" of shape {self.gate_up.shape} with {layout} need {shape}"
+                )
 
 
 def experts(
@@ -147,7 +180,7 @@ def experts(
     """
     num_experts, width, _ = params.check(options.layout)
     _check_inputs("rows", rows, width)
-    _check_dtypes("params", params, rows.dtype)
+    check_dtypes("params", params, "rows", rows.dtype)
     if group_sizes.shape != (num_experts,):
         raise TypeError(f"group_sizes must have shape ({num_experts},), one size an expert, got {group_sizes.shape}")
 
@@ -185,32 +218,27 @@ def shared_expert(x: jax.Array, params: SharedParams, options: ExpertOptions = D
     """
     width = x.shape[-1]
     _check_inputs("x", x, width)
-    _check_dtypes("params", params, x.dtype)
-    fused_axis = 0 if options.layout.out_first else 1
-    fused = params.gate_up.shape[fused_axis] if params.gate_up.ndim == 2 else 0
-    shapes = {"gate_up": (width, fused), "down": (fused // 2, width)}
-    if options.layout.out_first:
-        shapes = {name: shape[::-1] for name, shape in shapes.items()}
-    for name, shape in {**shapes, "gate": (width, 1)}.items():
-        value = getattr(params, name)
-        if value is not None and value.shape != shape:
-            raise TypeError(
-                f"params.{name} of the shared expert has shape {value.shape}; x of {width} features and gate_up of"
-                f" shape {params.gate_up.shape} with {options.layout} need {shape}"
-            )
-
+    check_dtypes("params", params, "x", x.dtype)
+    params.check(options.layout, width)
     wide = jnp.promote_types(jnp.float32, x.dtype)
 
     def product(left: jax.Array, right: jax.Array, contract: int, kind: Any) -> jax.Array:
         dims = (((1,), (contract,)), ((), ()))
         return lax.dot_general(left, right, dims, precision=options.precision, preferred_element_type=kind)
 
-    contract = 1 - fused_axis
+    contract = 1 if options.layout.out_first else 0
     hidden = _activate(product(x, params.gate_up, contract, x.dtype), options)
     result = product(hidden, params.down, contract, wide)
     if params.gate is not None:
         result = result * jax.nn.sigmoid(product(x, params.gate, 0, wide))
     return result
+
+
+def check_dtypes(prefix: str, params: ExpertParams | SharedParams, name: str, dtype: Any) -> None:
+    """One dtype throughout, that of argument `name`: promotion would silently copy the weights of every expert."""
+    for field, value in params._asdict().items():
+        if value is not None and value.dtype != dtype:
+            raise TypeError(f"{prefix}.{field} has dtype {value.dtype} and {name} {dtype}; cast one of them")
 
 
 def _activate(fused: jax.Array, options: ExpertOptions) -> jax.Array:
@@ -227,10 +255,3 @@ def _check_inputs(name: str, rows: jax.Array, width: int) -> None:
         raise TypeError(f"{name} must have shape (rows, {width}), as the weights have it, got {rows.shape}")
     if not jnp.issubdtype(rows.dtype, jnp.floating):
         raise TypeError(f"{name} must be floating, got {rows.dtype}")
-
-
-def _check_dtypes(prefix: str, params: ExpertParams | SharedParams, dtype: Any) -> None:
-    """One dtype throughout: promotion would silently copy the weights of every expert."""
-    for name, value in params._asdict().items():
-        if value is not None and value.dtype != dtype:
-            raise TypeError(f"{prefix}.{name} has dtype {value.dtype} and the rows {dtype}; cast one of them")

@@ -4,6 +4,16 @@ This module knows parameters only: their shapes, where gate and up sit in the fu
 matrix comes first. It does no arithmetic, so a conversion there and back returns every bit as it was (but for the
 payload of a NaN in bfloat16 JAX arrays, which XLA may quiet as it copies). It works on NumPy arrays (a checkpoint that
 is being read) as well as on JAX arrays, and keeps the kind that it was given.
+
+With `w` the arrays of one MoE block of a Hugging Face checkpoint, by name, and the experts' `gate_proj.weight`,
+`up_proj.weight` and `down_proj.weight` in lists, a `layer` of `jax_ggemm.nnx_moe.MoE` in `DEFAULT` layout gets them so:
+
+    dtype = layer.param_dtype
+    layer.router[...] = jnp.asarray(w["gate.weight"].T).astype(jnp.float32)  # (E, D) in the checkpoint
+    experts = stack_experts(gates, ups, downs, DEFAULT)  # or convert(ExpertParams(gate_up, down), HF_LINEAR, DEFAULT)
+    layer.gate_up[...], layer.down[...] = (jnp.asarray(a).astype(dtype) for a in experts[:2])
+    one = stack_experts([shared_gate], [shared_up], [shared_down], DEFAULT)  # w["shared_experts.gate_proj.weight"], ...
+    layer.shared_gate_up[...], layer.shared_down[...] = (jnp.asarray(a[0]).astype(dtype) for a in one[:2])
 """
 
 from __future__ import annotations

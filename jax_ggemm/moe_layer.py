@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_ggemm.experts import DEFAULT_OPTIONS, ExpertOptions, SharedParams, experts, shared_expert
+from jax_ggemm.arguments import as_array, as_int32
+from jax_ggemm.experts import DEFAULT_OPTIONS, ExpertOptions, SharedParams, check_dtypes, experts, shared_expert
 from jax_ggemm.layouts import ExpertParams
 from jax_ggemm.permute import combine, dispatch, sort_by_expert
 from jax_ggemm.routing import Router, RoutingStats, route, routing_stats
@@ -24,6 +25,9 @@ __all__ = ["ROWS_NAME", "MoEOptions", "MoEParams", "moe", "moe_experts"]
 
 ROWS_NAME = "moe_rows"
 """`checkpoint_name` of the rows in expert order, (T * k, D)."""
+
+
+_Params = TypeVar("_Params", ExpertParams, SharedParams)
 
 
 class MoEParams(NamedTuple):
@@ -56,11 +60,20 @@ class MoEOptions:
     router: Router
     experts: ExpertOptions = DEFAULT_OPTIONS
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.router, Router):
+            raise TypeError(f"router must be a Router, e.g. Router(top_k=2); got {self.router!r}")
+        if not isinstance(self.experts, ExpertOptions):
+            raise TypeError(f"experts must be ExpertOptions, e.g. ExpertOptions(swiglu); got {self.experts!r}")
+
 
 def moe(
     x: jax.Array, params: MoEParams, options: MoEOptions, *, token_mask: jax.Array | None = None
 ) -> tuple[jax.Array, RoutingStats]:
     """Applies a Mixture-of-Experts layer.
+
+    Differentiable in reverse mode alone (`jax.grad`, `jax.vjp`, `jax.jacrev`; any order), with `implementation="xla"`
+    too; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises TypeError.
 
     Args:
       x: (..., D) floating.
@@ -73,19 +86,29 @@ def moe(
       (y, stats): y of the shape and dtype of x, and what the router did.
 
     Raises:
-      TypeError: for a wrong dtype or rank, or sizes that do not fit each other.
+      TypeError: for what is no array, a wrong dtype or rank, or sizes that do not fit each other.
       ValueError: if the router does not fit the number of experts.
+      NotImplementedError: for an array that is sharded over an explicit mesh axis.
     """
+    if not isinstance(options, MoEOptions):
+        raise TypeError(f"options must be MoEOptions, e.g. MoEOptions(Router(top_k=2)); got {options!r}")
+    x, params = as_array("x", x), _as_params(params)
     num_experts, width, _ = params.experts.check(options.experts.layout, "params.experts")
     _check_tokens(x, width)
+    check_dtypes("params.experts", params.experts, "x", x.dtype)
+    if params.shared is not None:
+        check_dtypes("params.shared", params.shared, "x", x.dtype)
+        params.shared.check(options.experts.layout, width, "params.shared")
     for name, value, shape in (
         ("router", params.router, (width, num_experts)),
         ("router_bias", params.router_bias, (num_experts,)),
+        ("selection_bias", params.selection_bias, (num_experts,)),
     ):
         if value is not None and value.shape != shape:
             raise TypeError(f"params.{name} must have shape {shape}, got {value.shape}")
     tokens = x.reshape(math.prod(x.shape[:-1]), width)
     if token_mask is not None:
+        token_mask = as_array("token_mask", token_mask)
         if token_mask.shape != x.shape[:-1] or token_mask.dtype != jnp.bool_:
             raise TypeError(
                 f"token_mask must be bool of shape {x.shape[:-1]}, got {token_mask.dtype} of shape {token_mask.shape}"
@@ -96,7 +119,7 @@ def moe(
 
     logits = _logits(tokens, params.router, params.router_bias)
     routing = route(logits, options.router, selection_bias=params.selection_bias, token_mask=token_mask)
-    y, counts = moe_experts(tokens, routing.ids, routing.weights, params.experts, options.experts)
+    y, counts = _apply(tokens, routing.ids, routing.weights, params.experts, options.experts)
     stats = routing_stats(logits, counts, options.router, token_mask=token_mask)
     if params.shared is not None:
         shared = shared_expert(tokens, params.shared, options.experts)
@@ -115,6 +138,9 @@ def moe_experts(
 ) -> tuple[jax.Array, jax.Array]:
     """Applies experts that were chosen elsewhere: by a hash, by another router, or on another device.
 
+    Differentiable in reverse mode alone (`jax.grad`, `jax.vjp`, `jax.jacrev`; any order), with `implementation="xla"`
+    too; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises TypeError.
+
     Args:
       x: (..., D) floating.
       ids: (..., k) integers. A slot whose id is outside [0, E) has no expert: it adds exactly 0, and its weight's
@@ -128,19 +154,67 @@ def moe_experts(
       rows of each expert.
 
     Raises:
-      TypeError: for a wrong dtype or rank, or sizes that do not fit each other.
+      TypeError: for what is no array, a wrong dtype or rank, or sizes that do not fit each other.
+      NotImplementedError: for an array that is sharded over an explicit mesh axis.
     """
-    num_experts, width, _ = params.check(options.layout)
+    if not isinstance(options, ExpertOptions):
+        raise TypeError(f"options must be ExpertOptions, e.g. ExpertOptions(swiglu); got {options!r}")
+    if not isinstance(params, ExpertParams):
+        raise TypeError(f"params must be ExpertParams, got {type(params).__name__}")
+    x, ids, weights = as_array("x", x), as_int32("ids", ids), as_array("weights", weights)
+    params = _as_arrays("params", params)
+    _, width, _ = params.check(options.layout)
     _check_tokens(x, width)
-    for name, value in (("ids", ids), ("weights", weights)):
-        if value.ndim != x.ndim or value.shape[:-1] != x.shape[:-1]:
-            raise TypeError(f"{name} must have shape {(*x.shape[:-1], 'k')}, got {value.shape}")
-    tokens = math.prod(x.shape[:-1])
-    permutation = sort_by_expert(ids.reshape(tokens, ids.shape[-1]), num_experts)
-    rows = checkpoint_name(dispatch(x.reshape(tokens, width), permutation), ROWS_NAME)
+    check_dtypes("params", params, "x", x.dtype)
+    if ids.ndim != x.ndim or ids.shape[:-1] != x.shape[:-1]:
+        raise TypeError(f"ids must have shape {(*x.shape[:-1], 'k')}, got {ids.shape}")
+    if weights.shape != ids.shape:
+        raise TypeError(f"weights must have shape {ids.shape}, that of ids, got {weights.shape}")
+    if not jnp.issubdtype(weights.dtype, jnp.floating):
+        raise TypeError(f"weights must be floating, got {weights.dtype}")
+    slots = (math.prod(x.shape[:-1]), ids.shape[-1])
+    y, counts = _apply(x.reshape(slots[0], width), ids.reshape(slots), weights.reshape(slots), params, options)
+    return y.reshape(x.shape), counts
+
+
+def _apply(
+    tokens: jax.Array, ids: jax.Array, weights: jax.Array, params: ExpertParams, options: ExpertOptions
+) -> tuple[jax.Array, jax.Array]:
+    """`moe_experts` on checked arrays, with one dimension of tokens."""
+    permutation = sort_by_expert(ids, params.gate_up.shape[0])
+    rows = checkpoint_name(dispatch(tokens, permutation), ROWS_NAME)
     y = experts(rows, permutation.group_sizes, params, options)
-    y = combine(y, weights.reshape(tokens, weights.shape[-1]), permutation)
-    return y.reshape(x.shape), permutation.group_sizes
+    return combine(y, weights, permutation), permutation.group_sizes
+
+
+def _as_params(params: MoEParams) -> MoEParams:
+    """The parameters as JAX arrays; errors name what is none, or is sharded over an explicit mesh axis."""
+    for name, value, kind in (
+        ("params", params, MoEParams),
+        ("params.experts", getattr(params, "experts", None), ExpertParams),
+        ("params.shared", getattr(params, "shared", None), SharedParams | None),
+    ):
+        if not isinstance(value, kind):
+            wanted = getattr(kind, "__name__", "SharedParams or None")
+            raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+    biases = {
+        name: None if value is None else as_array(f"params.{name}", value)
+        for name, value in (("router_bias", params.router_bias), ("selection_bias", params.selection_bias))
+    }
+    shared = None if params.shared is None else _as_arrays("params.shared", params.shared)
+    router, weights = as_array("params.router", params.router), _as_arrays("params.experts", params.experts)
+    return MoEParams(router, weights, **biases, shared=shared)
+
+
+def _as_arrays(prefix: str, params: _Params) -> _Params:
+    optional = params._field_defaults
+    return params._replace(
+        **{
+            name: as_array(f"{prefix}.{name}", value)
+            for name, value in params._asdict().items()
+            if value is not None or name not in optional
+        }
+    )
 
 
 def _logits(tokens: jax.Array, router: jax.Array, bias: jax.Array | None) -> jax.Array:

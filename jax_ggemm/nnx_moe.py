@@ -16,10 +16,11 @@ from flax.nnx.nn import dtypes
 from jax import lax
 from jax.typing import DTypeLike
 
+from jax_ggemm.arguments import as_array
 from jax_ggemm.experts import Activation, ExpertOptions, SharedParams, swiglu
 from jax_ggemm.layouts import CONCATENATED, DEFAULT, ExpertLayout, ExpertParams, convert
 from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe
-from jax_ggemm.routing import Router, RoutingStats, update_selection_bias
+from jax_ggemm.routing import Router, RoutingStats, as_int, update_selection_bias
 
 __all__ = ["MoE", "SelectionBias"]
 
@@ -51,13 +52,17 @@ class MoE(nnx.Module):
       ((2, 3, 8), (4,))
 
     Options go past the model width, the expert width and the number of experts by keyword. DeepSeek-V3's layer is
-    `MoE(7168, 2048, 256, router=Router(8, score=jax.nn.sigmoid, num_groups=8, top_groups=4, scale=2.5),
-    use_selection_bias=True, shared_features=2048, rngs=rngs)`, and gpt-oss-20b's `MoE(2880, 2880, 32,
-    router=Router(4, score=identity, weigh=jax.nn.softmax), activation=clamped_swiglu, layout=GPT_OSS, use_bias=True,
-    use_router_bias=True, rngs=rngs)`.
+    `MoE(7168, 2048, 256, router=Router(8, score=jax.nn.sigmoid, num_groups=8, top_groups=4, scale=2.5,
+    probabilities=normalized_sigmoid), use_selection_bias=True, shared_features=2048, rngs=rngs)`, and gpt-oss-20b's
+    `MoE(2880, 2880, 32, router=Router(4, score=identity, weigh=jax.nn.softmax), activation=clamped_swiglu,
+    layout=GPT_OSS, use_bias=True, use_router_bias=True, rngs=rngs)`; `identity` and `normalized_sigmoid` are in
+    `jax_ggemm.routing`, `clamped_swiglu` is in `jax_ggemm.experts`, and `GPT_OSS` in `jax_ggemm.layouts`.
 
     Attributes `router`, `gate_up`, `down` and the rest are variables or None, in the layout that `layout` says: for
     checkpoints see `jax_ggemm.layouts`.
+
+    Differentiable in reverse mode alone (`jax.grad`, `jax.vjp`, `jax.jacrev`; any order), with `implementation="xla"`
+    too; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises TypeError.
 
     Args:
       features: the model width D, of input and output.
@@ -122,17 +127,20 @@ class MoE(nnx.Module):
         shared_down_metadata: Metadata = _NO_METADATA,
         rngs: nnx.Rngs,
     ):
-        for name, size in (
-            ("features", features),
-            ("hidden_features", hidden_features),
-            ("num_experts", num_experts),
-        ):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        features, hidden_features, num_experts = (
+            _size(name, size)
+            for name, size in (
+                ("features", features),
+                ("hidden_features", hidden_features),
+                ("num_experts", num_experts),
+            )
+        )
+        shared_features = as_int("shared_features", shared_features)
         if shared_features < 0:
             raise ValueError(f"shared_features must not be negative, got {shared_features}; 0 means no shared expert")
         if shared_gate and not shared_features:
             raise ValueError("shared_gate=True needs a shared expert, got shared_features=0")
+        options = MoEOptions(router, ExpertOptions(activation, layout, precision, implementation))
         router.check(num_experts)
 
         def kernels(number: int, hidden: int) -> ExpertParams:
@@ -173,7 +181,7 @@ class MoE(nnx.Module):
         self.features = features
         self.hidden_features = hidden_features
         self.num_experts = num_experts
-        self.options = MoEOptions(router, ExpertOptions(activation, layout, precision, implementation))
+        self.options = options
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
@@ -190,26 +198,27 @@ class MoE(nnx.Module):
           caller adds to the training loss with the coefficients of the model.
 
         Raises:
-          TypeError: for a wrong dtype or rank, or sizes that do not fit.
+          TypeError: for what is no array, a wrong dtype or rank, or sizes that do not fit.
+          NotImplementedError: for an array that is sharded over an explicit mesh axis.
         """
-        variables = (
-            self.gate_up,
-            self.down,
-            self.gate_up_bias,
-            self.down_bias,
-            self.shared_gate_up,
-            self.shared_down,
-            self.shared_gate,
-        )
-        x, *weights = self.promote_dtype((inputs, *map(_value, variables)), dtype=self.dtype)
+        inputs = as_array("inputs", inputs)
+        if inputs.ndim < 1 or inputs.shape[-1] != self.features:
+            raise TypeError(f"inputs must have shape (..., {self.features}), got {inputs.shape}")
+        names = ("gate_up", "down", "gate_up_bias", "down_bias", "shared_gate_up", "shared_down", "shared_gate")
+        x, *weights = self.promote_dtype((inputs, *map(self._array, names)), dtype=self.dtype)
         params = MoEParams(
-            router=self.router[...],
+            router=self._array("router"),
             experts=ExpertParams(*weights[:4]),
-            router_bias=_value(self.router_bias),
-            selection_bias=_value(self.selection_bias),
+            router_bias=self._array("router_bias"),
+            selection_bias=self._array("selection_bias"),
             shared=None if self.shared_gate_up is None else SharedParams(*weights[4:]),
         )
         return moe(x, params, self.options, token_mask=token_mask)
+
+    def _array(self, name: str) -> Any:
+        """The value of a variable, checked; None where the layer has none."""
+        variable = getattr(self, name)
+        return None if variable is None else as_array(name, variable[...])
 
     def update_selection_bias(self, counts: jax.Array, rate: float | jax.Array) -> None:
         """Moves the selection bias towards balance: the auxiliary-loss-free update of DeepSeek-V3.
@@ -226,5 +235,8 @@ class MoE(nnx.Module):
         self.selection_bias[...] = update_selection_bias(self.selection_bias[...], counts, rate)
 
 
-def _value(variable: Any) -> jax.Array | None:
-    return None if variable is None else variable[...]
+def _size(name: str, value: Any) -> int:
+    size = as_int(name, value)
+    if size < 1:
+        raise ValueError(f"{name} must be at least 1, got {size}")
+    return size

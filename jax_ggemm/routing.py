@@ -7,12 +7,15 @@ and a token whose logits are NaN never change what other tokens get; see `route`
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jax_ggemm.take_chosen import take_chosen
 
 __all__ = ["Renormalize", "Router", "Routing", "RoutingStats", "identity", "load_balance_loss", "normalized_sigmoid"]
 __all__ += ["renormalize", "route", "routing_stats", "update_selection_bias"]
@@ -37,6 +40,16 @@ class Renormalize:
 renormalize = Renormalize()
 
 
+def as_int(name: str, value: Any) -> int:
+    """The value as an int; NumPy's integers will do, but bool will not, for which it raises TypeError."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be an int, got {value!r}")
+
+
 def normalized_sigmoid(logits: jax.Array) -> jax.Array:
     """Sigmoid scores that sum to one over the experts: the probabilities in DeepSeek-V3's balance loss (eq. 19)."""
     return renormalize(jax.nn.sigmoid(logits))
@@ -51,11 +64,15 @@ class Router:
     ==============================  ==========================================================================
     Qwen3                           `Router(8)`
     Qwen3, norm_topk_prob=False     `Router(8, weigh=identity)`
-    Mixtral, gpt-oss                `Router(4, score=identity, weigh=jax.nn.softmax)`
-    DeepSeek-V3 (+ selection bias)  `Router(8, score=jax.nn.sigmoid, num_groups=8, top_groups=4, scale=2.5)`
+    Mixtral                         `Router(2, score=identity, weigh=jax.nn.softmax)`
+    gpt-oss                         `Router(4, score=identity, weigh=jax.nn.softmax)`
+    DeepSeek-V3 (+ selection bias)  `Router(8, score=jax.nn.sigmoid, num_groups=8, top_groups=4, scale=2.5,
+                                    probabilities=normalized_sigmoid)`
     GLM-4.5 (+ selection bias)      `Router(8, score=jax.nn.sigmoid, scale=2.5)`
     DeepSeek-V4 (+ selection bias)  `Router(6, score=lambda x: jnp.sqrt(jax.nn.softplus(x)), scale=1.5)`
     ==============================  ==========================================================================
+
+    `from jax_ggemm.routing import Router, identity, normalized_sigmoid` has the names above.
 
     Attributes:
       top_k: experts per token.
@@ -79,11 +96,13 @@ class Router:
 
     def __post_init__(self) -> None:
         for name in ("top_k", "num_groups", "top_groups", "group_best"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an int, got {value!r}")
+            value = as_int(name, getattr(self, name))
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+            object.__setattr__(self, name, value)
+        for name in ("score", "weigh", "probabilities"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"{name} must be a function, e.g. jax.nn.softmax; got {getattr(self, name)!r}")
         if self.top_groups > self.num_groups:
             raise ValueError(f"top_groups must be at most num_groups={self.num_groups}, got {self.top_groups}")
 
@@ -171,7 +190,7 @@ def route(
         choice = _limit_groups(choice, router)
     ids = lax.top_k(choice, router.top_k)[1].astype(jnp.int32)
 
-    weights = router.weigh(_take_chosen(scores, ids)) * router.scale
+    weights = router.weigh(take_chosen(scores, ids)) * router.scale
     weights = jnp.where(broken, jnp.nan, weights)
     if token_mask is not None:
         ids = jnp.where(token_mask[:, None], ids, num_experts)
@@ -256,28 +275,6 @@ def _limit_groups(choice: jax.Array, router: Router) -> jax.Array:
     chosen = lax.top_k(jnp.sum(best, axis=2), router.top_groups)[1]
     allowed = jnp.any(chosen[:, :, None] == jnp.arange(router.num_groups, dtype=chosen.dtype), axis=1)
     return jnp.where(allowed[:, :, None], groups, -jnp.inf).reshape(tokens, num_experts)
-
-
-@jax.custom_vjp
-def _take_chosen(scores: jax.Array, ids: jax.Array) -> jax.Array:
-    """scores[t, ids[t, j]]. The ids of a token differ, so the gradient is a sum of selects, not JAX's scatter-add."""
-    return jnp.take_along_axis(scores, ids, axis=1, mode="promise_in_bounds")
-
-
-def _take_chosen_fwd(scores: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _take_chosen(scores, ids), (ids, jnp.zeros_like(scores, shape=(0, scores.shape[1])))
-
-
-def _take_chosen_bwd(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, None]:
-    ids, like = residuals
-    experts = jnp.arange(like.shape[1], dtype=ids.dtype)
-    gradient = jnp.zeros((ids.shape[0], like.shape[1]), cotangent.dtype)
-    for j in range(ids.shape[1]):  # unrolled: one fused pass over (T, E), nothing of size (T, top_k, E)
-        gradient = gradient + jnp.where(ids[:, j, None] == experts, cotangent[:, j, None], 0.0)
-    return gradient, None
-
-
-_take_chosen.defvjp(_take_chosen_fwd, _take_chosen_bwd)
 
 
 def _visible(logits: jax.Array, token_mask: jax.Array | None) -> jax.Array:

@@ -64,6 +64,7 @@ def test_training_says_what_it_runs_on_and_how_it_ended(finished):
     assert f"jax {jax.__version__}" in done.stdout
     assert jax.devices()[0].platform in done.stdout
     assert "implementation '" in done.stdout
+    assert done.stdout.index("compiling the first step ...") < done.stdout.index("compiled in")
     assert "tokens/s" in done.stderr
     assert "Warning" not in done.stderr
     end = results(folder / "run")
@@ -149,6 +150,26 @@ def test_resuming_refuses_other_settings_but_more_steps(modules, finished):
     settings = command_line.parse("", ["--resume", "--steps", "20"]).settings(stored)
     assert settings.training.steps == 20
     assert settings.model.features == 16
+
+
+@pytest.mark.parametrize("steps", [STEPS, 4])
+def test_resuming_refuses_a_total_that_is_already_done(finished, steps):
+    out = finished[0] / "run"
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    done = run_example(TRAIN, "--resume", "--out", out, "--steps", steps, returncode=2)
+    assert f"the run in {out} has done {STEPS} steps; --steps is the total: pass --steps {STEPS + steps}" in done.stderr
+    assert f"for {steps} more" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_steps_done_writes_nothing(modules, tmp_path):
+    steps_done = modules("run_folder").steps_done
+    assert steps_done(tmp_path) == 0
+    assert not list(tmp_path.iterdir())
+    for name in ("8", "40", "41.orbax-checkpoint-tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert steps_done(tmp_path) == 40
 
 
 def test_folder_without_a_run_is_neither_resumed_nor_moved(modules, tmp_path):

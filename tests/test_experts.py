@@ -178,6 +178,26 @@ def test_limit_must_be_positive(limit):
         ClampedSwiGLU(alpha=float("nan"))
 
 
+@pytest.mark.parametrize(
+    ("make_options", "message"),
+    [
+        (lambda: ClampedSwiGLU(limit="7"), "limit must be a number, got '7'"),
+        (lambda: ClampedSwiGLU(limit=True), "limit must be a number, got True"),
+        (lambda: ClampedSwiGLU(alpha=None), "alpha must be a number, got None"),
+        (lambda: ExpertOptions("swiglu"), "activation must be a function of gate and up, .* got 'swiglu'"),
+        (
+            lambda: ExpertOptions(layout="hf"),
+            "layout must be an ExpertLayout, e.g. DEFAULT, HF_LINEAR or GPT_OSS .*'hf'",
+        ),
+        (lambda: ExpertOptions(ragged_dot="xla"), "ragged_dot must be a function, .* got 'xla'"),
+    ],
+)
+def test_options_of_a_wrong_type(make_options, message):
+    with pytest.raises(TypeError, match=message):
+        make_options()
+    assert ClampedSwiGLU(limit=np.float32(5), alpha=1) == ClampedSwiGLU(5.0, 1.0)
+
+
 def shape(*sizes, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(sizes, dtype)
 

@@ -1,11 +1,16 @@
 """Conversions between layouts: each against explicit indexing, and bit for bit there and back."""
 
 import itertools
+import re
+import textwrap
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from jax_ggemm import layouts
 from jax_ggemm.layouts import (
     CONCATENATED,
     GPT_OSS,
@@ -17,6 +22,8 @@ from jax_ggemm.layouts import (
     stack_experts,
     unstack_experts,
 )
+from jax_ggemm.nnx_moe import MoE
+from jax_ggemm.routing import Router
 
 E, K, M = 3, 5, 4
 DEFAULT = ExpertLayout()
@@ -143,3 +150,22 @@ def test_wrong_matrices():
         unstack_experts(make(HF_LINEAR))
     with pytest.raises(TypeError, match="even length on axis -1"):
         INTERLEAVED.split(np.zeros((2, 3)))
+
+
+def test_the_documented_loading_of_a_checkpoint():
+    """The lines of the module's docstring, run on a checkpoint, against the layer computed by hand."""
+    code = "\n".join(re.findall(r"^    .*$", layouts.__doc__, re.MULTILINE))
+    rng = np.random.default_rng(0)
+    gates, ups = rng.normal(size=(2, E, M, K)).astype(np.float32)
+    downs = rng.normal(size=(E, K, M)).astype(np.float32)
+    w = {"gate.weight": rng.normal(size=(E, K)).astype(np.float32)}
+    layer = MoE(K, M, E, router=Router(E), shared_features=M, rngs=nnx.Rngs(0))
+    shared = {"shared_gate": gates[0], "shared_up": ups[0], "shared_down": downs[0]}
+    names = {"w": w, "layer": layer, "gates": list(gates), "ups": list(ups), "downs": list(downs), **shared}
+    exec(textwrap.dedent(code), {**vars(layouts), **names})
+    x = rng.normal(size=(7, K)).astype(np.float32)
+    got = nnx.jit(layer)(x)[0]
+    each = [(np.asarray(jax.nn.silu(x @ g.T)) * (x @ u.T)) @ d.T for g, u, d in zip(gates, ups, downs, strict=True)]
+    weights = np.asarray(jax.nn.softmax(x @ w["gate.weight"].T))
+    want = each[0] + sum(weights[:, e, None] * each[e] for e in range(E))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -363,14 +363,29 @@ def shape(*sizes, dtype=jnp.float32):
     [
         ({"x": shape(11, K + 1)}, TypeError, r"x must have shape \(\.\.\., 6\).*got \(11, 7\)"),
         ({"x": shape(11, K, dtype=jnp.int32)}, TypeError, "x must be floating, got int32"),
-        ({"x": shape(11, K, dtype=jnp.bfloat16)}, TypeError, "params.gate_up has dtype float32 and the rows bfloat16"),
+        ({"x": shape(11, K, dtype=jnp.bfloat16)}, TypeError, "params.experts.gate_up has dtype float32 and x bfloat16"),
         ({"router": shape(8, K)}, TypeError, r"params.router must have shape \(6, 8\), got \(8, 6\)"),
         ({"router_bias": shape(6)}, TypeError, r"params.router_bias must have shape \(8,\), got \(6,\)"),
-        ({"selection_bias": shape(6)}, TypeError, r"selection_bias must have shape \(8,\)"),
+        ({"selection_bias": shape(6)}, TypeError, r"params.selection_bias must have shape \(8,\)"),
         ({"mask": shape(11)}, TypeError, r"token_mask must be bool of shape \(11,\), got float32"),
         ({"mask": shape(11, 1, dtype=bool)}, TypeError, r"token_mask must be bool of shape \(11,\)"),
         ({"options": MoEOptions(Router(9), ExpertOptions(layout=HF_LINEAR))}, ValueError, "top_k must be at most 8"),
         ({"options": MoEOptions(Router(2))}, TypeError, "params.experts.down has shape"),
+        (
+            {"options": Router(2)},
+            TypeError,
+            r"options must be MoEOptions, e.g. MoEOptions\(Router\(top_k=2\)\); got Router",
+        ),
+        (
+            {"shared": SharedParams(shape(K, 2 * S), shape(S, K, dtype=jnp.float16))},
+            TypeError,
+            "params.shared.down has dtype float16 and x float32",
+        ),
+        (
+            {"shared": SharedParams(shape(K, 2 * S), shape(S, K))},
+            TypeError,
+            r"params.shared.gate_up of the shared expert has shape \(6, 10\)",
+        ),
     ],
 )
 def test_errors_come_before_anything_runs(change, error, message):
@@ -387,11 +402,80 @@ def test_errors_come_before_anything_runs(change, error, message):
     [
         (shape(10, 2, dtype=jnp.int32), shape(11, 2), r"ids must have shape \(11, 'k'\), got \(10, 2\)"),
         (shape(11, dtype=jnp.int32), shape(11, 2), r"ids must have shape \(11, 'k'\), got \(11,\)"),
-        (shape(11, 2, dtype=jnp.int32), shape(11, 3), r"weights must be floating of shape \(11, 2\)"),
-        (shape(11, 2), shape(11, 2), "ids must be integers .* got float32"),
+        (shape(11, 2, dtype=jnp.int32), shape(11, 3), r"weights must have shape \(11, 2\), that of ids, got \(11, 3\)"),
+        (shape(11, 2, dtype=jnp.int32), shape(11, 2, dtype=jnp.int32), "weights must be floating, got int32"),
+        (shape(11, 2), shape(11, 2), "ids must have an integer dtype, got float32"),
+        (shape(3, 4, 2, dtype=jnp.int32), shape(3, 4, 1), r"weights must have shape \(3, 4, 2\), .* got \(3, 4, 1\)"),
     ],
 )
 def test_errors_of_choices_made_elsewhere(ids, weights, message):
-    x, options, _, stored = make("qwen3")
+    x, options, _, stored = make("qwen3", ids.shape[:-1] if len(ids.shape) == 3 else (11,))
     with pytest.raises(TypeError, match=message):
         jax.eval_shape(lambda i, w: module.moe_experts(x, i, w, stored.experts, options.experts), ids, weights)
+
+
+X, IDS, WEIGHTS = np.ones((2, K), np.float32), np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p, o: module.moe([[1.0] * K], p, o), "x must be an array, got list"),
+        (lambda p, o: module.moe(X, p, o, token_mask=[True, True]), "token_mask must be an array, got list"),
+        (lambda p, o: module.moe(X, p._replace(router=[1.0]), o), "params.router must be an array, got list"),
+        (lambda p, o: module.moe(X, p._replace(router=None), o), "params.router must be an array, got NoneType"),
+        (lambda p, o: module.moe(X, p._replace(router_bias="b"), o), "params.router_bias must be an array, got str"),
+        (
+            lambda p, o: module.moe(X, p._replace(experts=p.experts._replace(down=[1.0])), o),
+            "params.experts.down must be an array, got list",
+        ),
+        (
+            lambda p, o: module.moe(X, p._replace(shared=p.shared._replace(gate=[1.0])), o),
+            "params.shared.gate must be an array, got list",
+        ),
+        (lambda p, o: module.moe(X, {"router": 1}, o), "params must be MoEParams, got dict"),
+        (lambda p, o: module.moe(X, p._replace(experts=tuple(p.experts)), o), "params.experts must be ExpertParams"),
+        (lambda p, o: module.moe(X, p._replace(shared=(1, 2)), o), "params.shared must be SharedParams or None"),
+        (lambda p, o: module.moe_experts(X, [[0], [0]], WEIGHTS, p.experts), "ids must be an array, got list"),
+        (lambda p, o: module.moe_experts(X, IDS, [[1.0], [1.0]], p.experts), "weights must be an array, got list"),
+        (lambda p, o: module.moe_experts(X, IDS, WEIGHTS, p), "params must be ExpertParams, got MoEParams"),
+        (
+            lambda p, o: module.moe_experts(X, IDS, WEIGHTS, p.experts._replace(down=1j), o.experts),
+            "params.down must be an array, got complex",
+        ),
+        (
+            lambda p, o: module.moe_experts(X, IDS, WEIGHTS, p.experts, o),
+            "options must be ExpertOptions, .* got MoEOptions",
+        ),
+        (lambda p, o: MoEOptions(2), r"router must be a Router, e.g. Router\(top_k=2\); got 2"),
+        (lambda p, o: MoEOptions(Router(2), Router(2)), "experts must be ExpertOptions"),
+    ],
+)
+def test_arguments_of_a_wrong_type(call, message):
+    _, options, _, stored = make("qwen3.5")
+    with pytest.raises(TypeError, match=message):
+        call(stored, options)
+
+
+@pytest.mark.parametrize("name", ["x", "params.router", "params.experts.gate_up"])
+def test_arrays_over_explicit_mesh_axes_are_refused_by_name(name):
+    x, options, _, stored = make("qwen3", (8,))
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
+    if name == "x":
+        x = jax.device_put(x, sharding)
+    elif name == "params.router":
+        stored = stored._replace(router=jax.device_put(stored.router, sharding))
+    else:
+        gate_up = jax.device_put(stored.experts.gate_up, sharding)
+        stored = stored._replace(experts=stored.experts._replace(gate_up=gate_up))
+    with jax.set_mesh(mesh), pytest.raises(NotImplementedError, match=rf"^{name} is sharded .*jax\.shard_map"):
+        module.moe(x, stored, options)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_forward_mode_is_refused(implementation):
+    x, options, _, stored = make("qwen3")
+    options = MoEOptions(options.router, ExpertOptions(layout=HF_LINEAR, implementation=implementation))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jit(lambda x: jax.jvp(lambda x: module.moe(x, stored, options)[0], (x,), (x,)))(x)

@@ -234,8 +234,34 @@ def test_bad_options(options, message):
         small(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"router": 2}, r"router must be a Router, e.g. Router\(top_k=2\); got 2"),
+        ({"layout": "hf"}, "layout must be an ExpertLayout, e.g. DEFAULT, HF_LINEAR or GPT_OSS .* got 'hf'"),
+        ({"activation": "swiglu"}, "activation must be a function of gate and up"),
+        ({"shared_features": 2.0}, "shared_features must be an int, got 2.0"),
+        ({"features": 6.0}, "features must be an int, got 6.0"),
+        ({"num_experts": True}, "num_experts must be an int, got True"),
+    ],
+)
+def test_options_of_a_wrong_type(options, message):
+    sizes = {"features": 6, "hidden_features": 4, "num_experts": 8, "router": Router(2)}
+    with pytest.raises(TypeError, match=message):
+        MoE(**{**sizes, **options}, rngs=nnx.Rngs(0))
+
+
+def test_numpy_sizes_and_arguments_that_are_no_arrays():
+    layer = MoE(np.int64(6), np.int32(4), np.int64(8), router=Router(np.int64(2)), rngs=nnx.Rngs(0))
+    assert type(layer.features) is int
+    with pytest.raises(TypeError, match="inputs must be an array, got list"):
+        layer([[1.0] * 6])
+    with pytest.raises(TypeError, match="token_mask must be an array, got list"):
+        layer(X, token_mask=[[True] * 5] * 2)
+
+
 def test_bad_sizes_and_inputs():
     with pytest.raises(ValueError, match="num_experts must be at least 1, got 0"):
         MoE(6, 4, 0, router=Router(1), rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"x must have shape \(\.\.\., 6\)"):
+    with pytest.raises(TypeError, match=r"inputs must have shape \(\.\.\., 6\), got \(3, 7\)"):
         small()(jnp.zeros((3, 7)))

@@ -302,11 +302,22 @@ def test_errors_come_before_anything_runs(logits, router, options, error, messag
         ({"top_k": True}, TypeError, "top_k must be an int, got True"),
         ({"top_k": 1, "num_groups": 2, "top_groups": 3}, ValueError, "top_groups must be at most num_groups=2, got 3"),
         ({"top_k": 1, "group_best": 0}, ValueError, "group_best must be at least 1, got 0"),
+        ({"top_k": np.bool_(True)}, TypeError, "top_k must be an int, got"),
+        ({"top_k": "2"}, TypeError, "top_k must be an int, got '2'"),
+        ({"top_k": 1, "score": "softmax"}, TypeError, "score must be a function, e.g. jax.nn.softmax; got 'softmax'"),
+        ({"top_k": 1, "weigh": None}, TypeError, "weigh must be a function"),
+        ({"top_k": 1, "probabilities": 1}, TypeError, "probabilities must be a function"),
     ],
 )
 def test_router_rejects_bad_values(arguments, error, message):
     with pytest.raises(error, match=re.escape(message)):
         Router(**arguments)
+
+
+def test_router_takes_numpy_integers():
+    router = Router(np.int64(2), num_groups=np.int8(3), top_groups=np.uint8(2))
+    assert router == Router(2, num_groups=3, top_groups=2)
+    assert type(router.top_k) is int
 
 
 def test_statistics_and_update_reject_sizes_that_do_not_fit():
