@@ -79,42 +79,42 @@ void TileOfRows(int64_t rows, int64_t depth, Panel<Acc> lhs, Panel<Acc> rhs, Acc
   if constexpr (kRows > 1) TileOfRows<Acc, kRows - 1>(rows, depth, lhs, rhs, out, out_stride, add);
 }
 
-// Packs `lanes` (at most `width`) lanes of a panel: out[p * width + lane] = element (lane, p), zeros beside them.
-template <typename Acc, typename T>
-void PackPanel(const T* in, int64_t lane_stride, int64_t depth_stride, int64_t lanes, int64_t width, int64_t depth,
-               Acc* out) {
+// Packs `lanes` (at most kWidth) lanes of a panel: out[p * kWidth + lane] = element (lane, p), zeros beside them.
+template <int kWidth, typename Acc, typename T>
+void PackPanel(const T* in, int64_t lane_stride, int64_t depth_stride, int64_t lanes, int64_t depth, Acc* out) {
   constexpr int64_t kStep = 16;
-  if (lanes < width) {
-    for (int64_t i = 0; i < depth * width; ++i) out[i] = 0;
-  }
-  if (lane_stride == 1) {
+  constexpr int64_t kAhead = 8;  // rows that are far apart are not fetched ahead by the hardware
+  if (lanes < kWidth) {
+    for (int64_t i = 0; i < depth * kWidth; ++i) out[i] = 0;
+  } else if (lane_stride == 1) {
     for (int64_t p = 0; p < depth; ++p) {
-      for (int64_t lane = 0; lane < lanes; ++lane) out[p * width + lane] = Widen(in[p * depth_stride + lane]);
+      __builtin_prefetch(in + (p + kAhead) * depth_stride);
+      for (int lane = 0; lane < kWidth; ++lane) out[p * kWidth + lane] = Widen(in[p * depth_stride + lane]);
     }
     return;
   }
   int64_t p = 0;
   if (depth_stride == 1) {  // a transpose: through a small square, so that reads are contiguous
-    Acc square[32][kStep];
+    Acc square[kWidth][kStep];
     for (; p + kStep <= depth; p += kStep) {
       for (int64_t lane = 0; lane < lanes; ++lane) {
         for (int64_t q = 0; q < kStep; ++q) square[lane][q] = Widen(in[lane * lane_stride + p + q]);
       }
       for (int64_t q = 0; q < kStep; ++q) {
-        for (int64_t lane = 0; lane < lanes; ++lane) out[(p + q) * width + lane] = square[lane][q];
+        for (int64_t lane = 0; lane < lanes; ++lane) out[(p + q) * kWidth + lane] = square[lane][q];
       }
     }
   }
   for (; p < depth; ++p) {
     for (int64_t lane = 0; lane < lanes; ++lane) {
-      out[p * width + lane] = Widen(in[lane * lane_stride + p * depth_stride]);
+      out[p * kWidth + lane] = Widen(in[lane * lane_stride + p * depth_stride]);
     }
   }
 }
 
-template <typename Acc>
-void PackPanel(const ConstMatrix& in, int64_t lanes, int64_t width, int64_t depth, Acc* out) {
-  const auto pack = [&](const auto* data) { PackPanel(data, in.row_stride, in.col_stride, lanes, width, depth, out); };
+template <int kWidth, typename Acc>
+void PackPanel(const ConstMatrix& in, int64_t lanes, int64_t depth, Acc* out) {
+  const auto pack = [&](const auto* data) { PackPanel<kWidth>(data, in.row_stride, in.col_stride, lanes, depth, out); };
   switch (in.dtype) {
     case DType::kF32:
       return pack(static_cast<const float*>(in.data));
@@ -174,7 +174,7 @@ void MultiplyPart(const Part<Acc>& part, Reading reading, Acc* lhs_scratch, Acc*
   const int64_t depth = part.depth;
   if (!reading.lhs_in_place) {
     for (int64_t row = 0; row < part.rows; row += kTileRows) {
-      PackPanel(part.lhs.At(row, 0), Min(kTileRows, part.rows - row), kTileRows, depth, lhs_scratch + row * depth);
+      PackPanel<kTileRows>(part.lhs.At(row, 0), Min(kTileRows, part.rows - row), depth, lhs_scratch + row * depth);
     }
   }
   const auto rhs_panel = [&](int64_t col) -> Panel<Acc> {
@@ -182,7 +182,7 @@ void MultiplyPart(const Part<Acc>& part, Reading reading, Acc* lhs_scratch, Acc*
     if (reading.rhs_in_place && cols == S::kTileCols) {
       return {static_cast<const Acc*>(part.rhs.At(0, col).data), 0, part.rhs.row_stride};
     }
-    PackPanel(part.rhs.At(0, col).Transposed(), cols, S::kTileCols, depth, rhs_scratch);
+    PackPanel<S::kTileCols>(part.rhs.At(0, col).Transposed(), cols, depth, rhs_scratch);
     return {rhs_scratch, 0, S::kTileCols};
   };
   const auto tile = [&](int64_t row, int64_t col, Panel<Acc> rhs) {
