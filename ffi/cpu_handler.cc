@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "dimensions.h"
 #include "grouped_product.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -21,17 +22,10 @@ namespace jax_ggemm {
 namespace {
 
 namespace ffi = xla::ffi;
-using Dimensions = ffi::Span<const int64_t>;
 
 ffi::Error Invalid(std::string message) { return ffi::Error::InvalidArgument("jax_ggemm: " + std::move(message)); }
 
 ffi::Error OutOfMemory() { return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jax_ggemm: out of memory"); }
-
-std::string ToString(Dimensions dims) {
-  std::string text = "[";
-  for (size_t i = 0; i < dims.size(); ++i) text += (i ? "," : "") + std::to_string(dims[i]);
-  return text + "]";
-}
 
 std::optional<DType> ToDType(ffi::DataType dtype) {
   switch (dtype) {

@@ -9,19 +9,13 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "dimensions.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_ggemm {
 namespace {
 
 namespace ffi = xla::ffi;
-using Dimensions = ffi::Span<const int64_t>;
-
-std::string ToString(Dimensions dims) {
-  std::string text = "[";
-  for (size_t i = 0; i < dims.size(); ++i) text += (i ? "," : "") + std::to_string(dims[i]);
-  return text + "]";
-}
 
 // The first error says which call it was.
 ffi::Error Failed(ffi::ErrorCode code, std::string_view what, std::string_view product, std::string_view key) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import re
 import shutil
 import struct
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_ggemm import objects
-from jax_ggemm.files import write_json
+from jax_ggemm.files import write_json, write_whole
 from jax_ggemm.kernel.config import KernelSpec
 
 _ELF = b"\x7fELF"
@@ -101,7 +102,7 @@ def compile_all(specs: Sequence[KernelSpec], arch: str, out: Path, keep_cubin: b
     for spec, name, path in zip(specs, names, paths, strict=True):
         data = objects.read(path) or b""
         if keep_cubin:
-            (out / f"{name}.cubin").write_bytes(cubin(data))
+            write_whole(out / f"{name}.cubin", operator.methodcaller("write", cubin(data)))
         entries.append(_report(spec, arch, name, data))
     write_json(out / "manifest.json", {"versions": objects.versions(), "kernels": entries})
     return entries

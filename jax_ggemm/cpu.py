@@ -10,7 +10,6 @@ from jax_ggemm import native
 from jax_ggemm.products import Call, Operands, accumulation_dtype
 
 _DTYPES = frozenset(np.dtype(d) for d in (jnp.bfloat16, np.float16, np.float32, np.float64))
-_PRECISIONS = (None, *jax.lax.Precision)
 
 
 def unsupported(call: Call, operands: Operands) -> str | None:
@@ -18,8 +17,7 @@ def unsupported(call: Call, operands: Operands) -> str | None:
     for name, dtype in (("lhs", operands.lhs.dtype), ("rhs", operands.rhs.dtype), ("result", call.out_dtype)):
         if dtype not in _DTYPES:
             return f"{name} has dtype {dtype}; the CPU handler takes bfloat16, float16, float32 and float64"
-    precisions = call.precision if isinstance(call.precision, tuple) else (call.precision,)
-    if not all(precision in _PRECISIONS for precision in precisions):
+    if call.names_an_algorithm:
         return f"precision {call.precision!r} names an algorithm; the CPU handler multiplies in float32 or float64"
     return None
 

@@ -75,8 +75,7 @@ def unsupported(call: Call, operands: Operands) -> str | None:
         return f"lhs is {lhs} and rhs is {rhs}; the GPU kernels take two of bfloat16, or two of float16"
     if out not in (lhs, np.dtype(np.float32)):
         return f"the result is {out}; the GPU kernels give {lhs} or float32"
-    precisions = call.precision if isinstance(call.precision, tuple) else (call.precision,)
-    if not all(precision is None or isinstance(precision, jax.lax.Precision) for precision in precisions):
+    if call.names_an_algorithm:
         return f"precision {call.precision!r} names an algorithm; the GPU kernels add in float32"
     reason = _unsupported_shape(call, operands)
     if reason is not None:

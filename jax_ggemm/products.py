@@ -47,6 +47,12 @@ class Call:
     implementation: str | Implementation | None
     """None for the best one, or the name of one, or an object."""
 
+    @property
+    def names_an_algorithm(self) -> bool:
+        """True where the precision is more than a `lax.Precision` or a pair of them: it says how to multiply."""
+        precisions = self.precision if isinstance(self.precision, tuple) else (self.precision,)
+        return not all(precision is None or isinstance(precision, lax.Precision) for precision in precisions)
+
     def becomes(self, product: Product, out_dtype: np.dtype) -> Call:
         """The call of another product over the same groups."""
         return dataclasses.replace(self, product=product, out_dtype=np.dtype(out_dtype))
