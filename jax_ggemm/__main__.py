@@ -56,11 +56,29 @@ def _compile(arguments: argparse.Namespace) -> None:
     specs = [
         spec
         for spec in config.default_specs([np.dtype(jnp.dtype(name)) for name in arguments.dtypes])
-        if spec.product.value in arguments.products
+        if spec.product.value in arguments.products and _is_in_release(spec, arguments.release)
     ]
-    entries = compile_objects.compile_all(specs, arguments.arch, arguments.out, arguments.keep_cubin)
+    limit = None if arguments.max_mib is None else int(arguments.max_mib * 2**20)
+    entries = compile_objects.compile_all(specs, arguments.arch, arguments.out, arguments.keep, limit)
     total = sum(entry["object_bytes"] for entry in entries)
     print(f"{len(entries)} kernels for {arguments.arch} in {arguments.out}, {total / 2**20:.1f} MiB")
+    missing = compile_objects.missing_tools()
+    if missing:
+        print(f"registers and spills are null in the manifest: pip install {' '.join(missing)}")
+
+
+def _is_in_release(spec: config.KernelSpec, release: bool) -> bool:
+    """True for every kernel, or for the ones that a training step with weights of its own dtype takes."""
+    return not release or (spec.out_dtype == spec.in_dtype and not spec.has_bias)
+
+
+def _kept(text: str) -> list[str]:
+    """The value of --keep: names with commas between them."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in compile_objects.KEEP]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(compile_objects.KEEP)}")
+    return names
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,7 +109,13 @@ def main(argv: list[str] | None = None) -> int:
     compiler.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], help="dtypes of the operands")
     products = [product.value for product in Product]
     compiler.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
-    compiler.add_argument("--keep-cubin", action="store_true", help="also write each kernel's machine code")
+    compiler.add_argument(
+        "--keep", type=_kept, default=[], metavar="ptx,cubin", help="also write each kernel's PTX, machine code, or both"
+    )
+    compiler.add_argument(
+        "--release", action="store_true", help="only what a wheel holds: results of the operands' dtype, no bias"
+    )
+    compiler.add_argument("--max-mib", type=float, help="fail if the objects have more together")
     compiler.set_defaults(run=_compile)
 
     arguments = parser.parse_args(argv)

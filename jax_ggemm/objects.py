@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jax_ggemm import native
 from jax_ggemm.files import write_whole
@@ -145,12 +146,24 @@ def ensure(spec: KernelSpec, arch: str) -> str:
     return name
 
 
+class Compiled(NamedTuple):
+    """What one compilation of a kernel gives.
+
+    Attributes:
+      data: the object.
+      ptx: what the machine code in it was assembled from.
+    """
+
+    data: bytes
+    ptx: str
+
+
 def build(spec: KernelSpec, arch: str) -> bytes:
-    """Compiles a kernel. Needs the CuTe DSL, but no GPU."""
-    return next(build_all([spec], arch))
+    """Compiles a kernel to an object. Needs the CuTe DSL, but no GPU."""
+    return next(build_all([spec], arch)).data
 
 
-def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[bytes]:
+def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[Compiled]:
     """Compiles kernels, in a process of its own.
 
     The DSL takes its target and much else from the environment of the process that first imports it. That must not
@@ -161,7 +174,7 @@ def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[bytes]:
       arch: the GPU architecture.
 
     Yields:
-      Their objects, in order, as they are done.
+      Their objects and PTX, in order, as they are done.
 
     Raises:
       RuntimeError: where the compiler fails.
@@ -188,7 +201,8 @@ def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[bytes]:
             done = 0
             for line in process.stdout:
                 if line == f"built {done}\n".encode():
-                    yield (Path(folder) / str(done)).read_bytes()
+                    files = Path(folder) / f"{done}.o", Path(folder) / f"{done}.ptx"
+                    yield Compiled(files[0].read_bytes(), files[1].read_text())
                     done += 1
         if done < len(specs):
             errors.seek(0)
