@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_ggemm
-from jax_ggemm import benchmark, binding, compile_objects
+from jax_ggemm import bench_layer, bench_products, bench_report, benchmark, binding, compile_objects, shapes
 from jax_ggemm.files import write_json
 from jax_ggemm.kernel import config
 from jax_ggemm.products import Product
@@ -36,17 +36,34 @@ def _info(arguments: argparse.Namespace) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    """Times the implementations beside `jax.lax.ragged_dot` and a dense product of the same useful work."""
-    shapes = [
-        benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, arguments.dtype) for groups in arguments.groups
-    ]
+    """Times grouped products. With --shapes, --counts or --layers, and on a GPU: the three products over a table of
+    shapes, and whole layers, beside other implementations and what the machine reaches at most. Otherwise: one problem
+    of equal groups, every implementation beside jax.lax.ragged_dot and a dense product, with the memory they take.
+    """
+    named = arguments.shapes or arguments.counts or arguments.layers
+    if named or jax.default_backend() == "gpu":
+        bench_report.run(
+            bench_report.Plan(
+                shapes=bench_report.chosen_shapes(
+                    arguments.shapes or ([] if named else ["all"]), arguments.counts or []
+                ),
+                layers=[bench_layer.BY_NAME[name] for name in arguments.layers],
+                names=arguments.implementations,
+                dtype=arguments.dtype or "bfloat16",
+                budget=arguments.budget or 240.0,
+                out=arguments.json,
+            )
+        )
+        return
+    dtype = arguments.dtype or "float32"
+    problems = [benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, dtype) for groups in arguments.groups]
     reports = [
-        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, arguments.budget)
-        for shape in shapes
+        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, arguments.budget or 20.0)
+        for shape in problems
     ]
-    report = benchmark.as_json(shapes, reports)
+    report = benchmark.as_json(problems, reports)
     print(", ".join(f"{key} {value}" for key, value in report["environment"].items()))
-    print(benchmark.table(shapes, reports))
+    print(benchmark.table(problems, reports))
     if arguments.json is not None:
         write_json(arguments.json, report)
 
@@ -91,14 +108,35 @@ def main(argv: list[str] | None = None) -> int:
     info.set_defaults(run=_info)
 
     bench = commands.add_parser("bench", help=_bench.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    bench.add_argument("--m", type=int, default=1024, help="rows")
-    bench.add_argument("--k", type=int, default=512, help="contracted columns")
-    bench.add_argument("--n", type=int, default=512, help="columns of the result")
-    bench.add_argument("--groups", type=int, nargs="+", default=[8, 64], help="numbers of groups, of equal sizes")
-    bench.add_argument("--dtype", default="float32", help="dtype of the operands")
-    bench.add_argument("--repeats", type=int, default=50, help="calls of each candidate")
-    bench.add_argument("--budget", type=float, default=20.0, help="seconds for one candidate and pass")
-    bench.add_argument("--json", type=Path, help="also write the figures to this file")
+    table = bench.add_argument_group("the table of shapes")
+    table.add_argument(
+        "--shapes", nargs="+", default=[], choices=["all", *shapes.BY_NAME], metavar="NAME", help="of the table, or all"
+    )
+    table.add_argument("--counts", nargs="+", type=Path, metavar="FILE", help="histograms of --record-counts")
+    table.add_argument(
+        "--layers", nargs="+", default=[], choices=list(bench_layer.BY_NAME), metavar="NAME", help="whole layers"
+    )
+    table.add_argument(
+        "--implementations",
+        nargs="+",
+        default=list(bench_products.NAMES),
+        choices=bench_products.NAMES,
+        metavar="NAME",
+        help="which are timed",
+    )
+    problem = bench.add_argument_group("one problem of equal groups")
+    problem.add_argument("--m", type=int, default=1024, help="rows")
+    problem.add_argument("--k", type=int, default=512, help="contracted columns")
+    problem.add_argument("--n", type=int, default=512, help="columns of the result")
+    problem.add_argument("--groups", type=int, nargs="+", default=[8, 64], help="numbers of groups, of equal sizes")
+    problem.add_argument("--repeats", type=int, default=50, help="calls of each candidate")
+    bench.add_argument("--dtype", help="of the operands; bfloat16 for the table, float32 for one problem")
+    bench.add_argument(
+        "--budget",
+        type=float,
+        help="seconds: until only jax_ggemm is timed (the table, 240), of a candidate and pass (one problem, 20)",
+    )
+    bench.add_argument("--json", type=Path, help="also write the figures to this file, after every shape")
     bench.set_defaults(run=_bench)
 
     compiler = commands.add_parser(
@@ -110,7 +148,11 @@ def main(argv: list[str] | None = None) -> int:
     products = [product.value for product in Product]
     compiler.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
     compiler.add_argument(
-        "--keep", type=_kept, default=[], metavar="ptx,cubin", help="also write each kernel's PTX, machine code, or both"
+        "--keep",
+        type=_kept,
+        default=[],
+        metavar="ptx,cubin",
+        help="also write each kernel's PTX, machine code, or both",
     )
     compiler.add_argument(
         "--release", action="store_true", help="only what a wheel holds: results of the operands' dtype, no bias"
