@@ -97,7 +97,8 @@ def _sample(program: Function, operands: tuple[Any, ...]) -> float:
 
 
 def _samples(sample: Callable[[], Any], count: int, budget: float) -> list[Any]:
-    start, taken = time.perf_counter(), []
+    taken: list[Any] = []
+    start = time.perf_counter()
     while len(taken) < count and (len(taken) < 3 or time.perf_counter() - start < budget):
         taken.append(sample())
     return taken
