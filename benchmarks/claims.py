@@ -80,7 +80,7 @@ def first_call() -> Claim:
     """Has to come first: it is about the first call of a process."""
     operands = jax.block_until_ready(problem(1024, 512, 768, 8))
     seconds: dict[str, list[float]] = {}
-    # What XLA sets up for any first program is not ours, and a product of its own would be tuned: thus twice, and no dot.
+    # What XLA sets up for any first program is not ours, and it would tune a product of its own: twice, and no dot.
     programs = {"any": lambda lhs, *_: lhs + 1, "simple": lambda lhs, *_: lhs * 2, "grouped": grouped}
     for name, function in programs.items():
         times = [time.perf_counter()]

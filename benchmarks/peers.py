@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --shapes all --json peers.json
 
-Needs torch, and quack-kernels where it is asked for. Times are of CUDA graphs of several calls, divided by their number.
+Needs torch, and quack-kernels where it is asked for. Times are of CUDA graphs of several calls, over their number.
 "cublas" is a dense product of as many FLOPs. quack is autotuned on each shape and product; without --all-configurations
 its tuner tries only those with clusters of two blocks along m and operands that are not swapped: half of its list or
 fewer, in half of the time. `benchmarks/compare.py` puts the figures beside those of `python -m jax_ggemm bench`.
