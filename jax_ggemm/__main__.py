@@ -1,4 +1,4 @@
-"""The command line: `python -m jax_ggemm info | compile | bench`."""
+"""The command line: `python -m jax_ggemm info | compile | bench | tune`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tqdm
 
 import jax_ggemm
-from jax_ggemm import bench_layer, bench_products, bench_report, benchmark, binding, compile_objects, shapes
+from jax_ggemm import (
+    bench_layer,
+    bench_products,
+    bench_report,
+    benchmark,
+    binding,
+    compile_objects,
+    shapes,
+    tune,
+    tuned,
+)
 from jax_ggemm.files import write_json
 from jax_ggemm.kernel import config
 from jax_ggemm.products import Product
@@ -68,6 +79,37 @@ def _bench(arguments: argparse.Namespace) -> None:
         write_json(arguments.json, report)
 
 
+def _tune(arguments: argparse.Namespace) -> None:
+    """Measures the configurations of the GPU kernels on shapes, and keeps the best of each in the user's cache, where
+    calls find it: those with the same dtypes, groups, k and n, and as many rows up to the next power of two. A program
+    that is compiled already keeps what it has.
+    """
+    chosen = bench_report.chosen_shapes(arguments.shapes, arguments.counts)
+    if arguments.problem is not None:
+        m, k, n, groups = arguments.problem
+        equal = benchmark.Shape(m, k, n, groups).equal_sizes().tolist()
+        chosen.append(shapes.GroupedShape(f"{m}x{k}x{n}", k, n, tuple(equal), "named on the command line"))
+    if not chosen:
+        raise SystemExit("error: name what to tune for: --shapes, --counts or --problem")
+    products = [Product(name) for name in arguments.products]
+    found = []
+    with tqdm.tqdm(total=len(chosen) * len(products), unit="product", disable=None) as bar:
+        try:
+            for result in tune.run(chosen, products, arguments.dtype):
+                found.append(result)
+                bar.update()
+                bar.set_postfix_str(f"{result.shape} {result.problem.product.value}")
+        except NotImplementedError as error:
+            raise SystemExit(f"error: {error}") from error
+        finally:
+            if found:
+                print(tune.table(found))
+    for result in found:
+        for candidate, reason in result.left_out.items():
+            print(f"left out for {result.shape} {result.problem.product.value}: {candidate}: {reason}")
+    print(f"stored in {tuned.directory()}")
+
+
 def _compile(arguments: argparse.Namespace) -> None:
     """Compiles GPU kernels ahead of time, on any machine that has the CuTe DSL."""
     specs = [
@@ -102,6 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; see `python -m jax_ggemm --help`."""
     parser = argparse.ArgumentParser(prog="python -m jax_ggemm", description=jax_ggemm.__doc__)
     commands = parser.add_subparsers(required=True)
+    products = [product.value for product in Product]
 
     info = commands.add_parser("info", help=_info.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     info.add_argument("--dtype", default="float32", help="dtype of the operands")
@@ -139,13 +182,24 @@ def main(argv: list[str] | None = None) -> int:
     bench.add_argument("--json", type=Path, help="also write the figures to this file, after every shape")
     bench.set_defaults(run=_bench)
 
+    tuner = commands.add_parser("tune", help=_tune.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    tuner.add_argument(
+        "--shapes", nargs="+", default=[], choices=["all", *shapes.BY_NAME], metavar="NAME", help="of the table, or all"
+    )
+    tuner.add_argument(
+        "--counts", nargs="+", default=[], type=Path, metavar="FILE", help="histograms of --record-counts"
+    )
+    tuner.add_argument("--problem", nargs=4, type=int, metavar=("M", "K", "N", "GROUPS"), help="equal groups")
+    tuner.add_argument("--dtype", default="bfloat16", help="of operands and results")
+    tuner.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
+    tuner.set_defaults(run=_tune)
+
     compiler = commands.add_parser(
         "compile", help=_compile.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     compiler.add_argument("--arch", default="sm_90a", choices=["sm_90a"], help="GPU architecture")
     compiler.add_argument("--out", type=Path, required=True, help="folder for the objects and manifest.json")
     compiler.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], help="dtypes of the operands")
-    products = [product.value for product in Product]
     compiler.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
     compiler.add_argument(
         "--keep",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ggemm import native, objects, xla
+from jax_ggemm import native, objects, tuned, xla
 from jax_ggemm.kernel import config
 from jax_ggemm.products import Call, Operands, Product
 
@@ -41,10 +41,9 @@ def _spec(call: Call, operands: Operands) -> config.KernelSpec:
         k, n = operands.lhs.shape[-1], operands.rhs.shape[-1]
     else:
         k, n = operands.rhs.shape[-2:]
-    picked = config.pick(call.product, m, k, n, operands.group_sizes.shape[-1])
-    return config.KernelSpec(
-        call.product, operands.lhs.dtype, np.dtype(call.out_dtype), operands.bias is not None, picked
-    )
+    in_dtype, out_dtype = operands.lhs.dtype, np.dtype(call.out_dtype)
+    picked = tuned.pick(tuned.Problem(call.product, in_dtype, out_dtype, m, k, n, operands.group_sizes.shape[-1]))
+    return config.KernelSpec(call.product, in_dtype, out_dtype, operands.bias is not None, picked)
 
 
 def _unsupported_shape(call: Call, operands: Operands) -> str | None:
