@@ -17,8 +17,8 @@ from jax_ggemm import (
     bench_products,
     bench_report,
     benchmark,
-    binding,
     compile_objects,
+    info,
     shapes,
     tune,
     tuned,
@@ -30,20 +30,7 @@ from jax_ggemm.products import Product
 
 def _info(arguments: argparse.Namespace) -> None:
     """Says which implementation a call would take on this machine, and why not the others."""
-    device = jax.devices()[0]
-    print(f"jax_ggemm {jax_ggemm.__version__}, jax {jax.__version__}, {device.platform}: {device.device_kind}")
-    chosen = False
-    for name in binding.NAMES:
-        try:
-            product = jnp.zeros((8, 8), arguments.dtype)
-            jax.jit(jax_ggemm.ragged_dot, static_argnames="implementation").lower(
-                product, product[None], jnp.ones(1, jnp.int32), implementation=name
-            ).compile()
-            reason = "available" if chosen else "available: calls take it"
-            chosen = True
-        except (NotImplementedError, ImportError) as error:
-            reason = str(error)
-        print(f"  {name:5s} {arguments.dtype}: {reason}")
+    print(info.report(arguments.m, arguments.k, arguments.n, arguments.groups, arguments.dtype))
 
 
 def _bench(arguments: argparse.Namespace) -> None:
@@ -146,9 +133,13 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True)
     products = [product.value for product in Product]
 
-    info = commands.add_parser("info", help=_info.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    info.add_argument("--dtype", default="float32", help="dtype of the operands")
-    info.set_defaults(run=_info)
+    teller = commands.add_parser("info", help=_info.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    teller.add_argument("--dtype", default="bfloat16", help="dtype of operands and results")
+    teller.add_argument("--m", type=int, default=4096, help="rows")
+    teller.add_argument("--k", type=int, default=1024, help="columns of the weights' first axis")
+    teller.add_argument("--n", type=int, default=1024, help="columns of the weights' second axis")
+    teller.add_argument("--groups", type=int, default=64, help="number of groups")
+    teller.set_defaults(run=_info)
 
     bench = commands.add_parser("bench", help=_bench.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     table = bench.add_argument_group("the table of shapes")

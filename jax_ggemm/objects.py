@@ -79,7 +79,7 @@ def cache_directory() -> Path:
     return Path(base) / "jax_ggemm" / "objects"
 
 
-def _packaged_directory() -> Path:
+def packaged_directory() -> Path:
     """Objects that a release put into the package."""
     return Path(__file__).parent / "kernel" / "objects"
 
@@ -100,7 +100,7 @@ def read(path: Path) -> bytes | None:
 
 
 def _find(name: str) -> bytes | None:
-    for directory in (cache_directory(), _packaged_directory()):
+    for directory in (cache_directory(), packaged_directory()):
         data = read(directory / f"{name}.o")
         if data is not None:
             return data

@@ -92,8 +92,8 @@ def test_one_wheel_works_on_the_oldest_and_the_newest_jax(wheel: Path, tmp_path:
 _FIND = """
 import sys
 from jax_ggemm import objects
-assert objects.read(objects._packaged_directory() / "kept.o") == b"an object"
-assert not (objects._packaged_directory() / "stale.o").exists()
+assert objects.read(objects.packaged_directory() / "kept.o") == b"an object"
+assert not (objects.packaged_directory() / "stale.o").exists()
 """
 
 
