@@ -1,4 +1,7 @@
-"""What every test file shares: four CPU devices, and the implementations that the op's tests run on."""
+"""What every test file shares: four CPU devices, and the implementations that the op's tests run on.
+
+On a machine with a GPU that has kernels, the tests of behaviour run on those alone, with the marker `gpu`.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,31 @@ import jax_ggemm
 
 jax.config.update("jax_num_cpu_devices", 4)
 
-IMPLEMENTATIONS = ("cpu", "xla")
+from wide_cute import HAS_GPU, WideCute  # noqa: E402  (asks for devices)
+
+CUTE = WideCute()
+IMPLEMENTATIONS = (CUTE,) if HAS_GPU else ("cpu", "xla", CUTE)
 """Every test of behaviour runs on each of these."""
 
-COSTLY = {"xla": 6}
+COSTLY = {"xla": 6, CUTE: 3}
 """Implementations that compile for a second or more each time: long lists of cases are thinned out by this factor."""
 
 
-def sweep(cases: Sequence[Any]) -> list[tuple[Any, ...]]:
+def of(implementation: Any, *case: Any) -> Any:
+    """One case of "implementation, ..." in parametrize."""
+    return pytest.param(implementation, *case, marks=[pytest.mark.gpu] if HAS_GPU else [])
+
+
+def sweep(cases: Sequence[Any]) -> list[Any]:
     """(implementation, case) pairs for a long list of cases; for "implementation, ..." in parametrize."""
     return [
-        (implementation, *(case if isinstance(case, tuple) else (case,)))
+        of(implementation, *(case if isinstance(case, tuple) else (case,)))
         for implementation in IMPLEMENTATIONS
         for case in cases[:: COSTLY.get(implementation, 1)]
     ]
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+@pytest.fixture(params=[of(implementation) for implementation in IMPLEMENTATIONS], ids=str)
 def implementation(request: pytest.FixtureRequest) -> Any:
     """What `implementation=` takes."""
     return request.param
