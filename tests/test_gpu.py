@@ -51,6 +51,7 @@ HOSTILE = {
     "all_empty": Groups(64, (0, 0, 0)),
     "overflowing": Groups(128, (2**31 - 1, 2**31 - 1, 5)),
     "one_row": Groups(1, (1,)),
+    "hot": Groups(3000, (10, 2000, 0, 700, 5)),
     "offset": Groups(333, (50, 60, 70, 80, 20), 2, 2),
     "offset_past_the_end": Groups(128, (60, 60), 5, 2),
     "offset_negative": Groups(128, (60, 60), -1, 3),
@@ -60,10 +61,18 @@ COLUMNS = [(64, 64), (200, 136), (72, 264), (8, 8), (520, 392)]
 """(k, n): multiples of the tiles, tails of both, less than a tile."""
 
 
-@pytest.fixture(params=config.candidates(), ids=lambda c: f"{c.tile_m}x{c.tile_n}")
+CANDIDATES = list(dict.fromkeys(candidate for product in Product for candidate in config.candidates(product)))
+
+
+@pytest.fixture(params=CANDIDATES, ids=lambda c: f"{c.tile_m}x{c.tile_n}x{c.cluster}")
 def candidate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[config.Sm90Config]:
-    """A configuration that every call takes."""
-    monkeypatch.setattr(config, "pick", lambda *shapes: request.param)
+    """A configuration that every call takes whose product has it."""
+    pick = config.pick
+
+    def wanted(product: Product, *shapes: int) -> config.Sm90Config:
+        return request.param if request.param in config.candidates(product) else pick(product, *shapes)
+
+    monkeypatch.setattr(config, "pick", wanted)
     jax.clear_caches()
     return request.param
 

@@ -18,6 +18,7 @@ from jax_ggemm.kernel import config
 from jax_ggemm.products import Product
 
 BF16 = np.dtype(jnp.bfloat16)
+CANDIDATES = {candidate for product in Product for candidate in config.candidates(product)}
 SPEC = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.Sm90Config())
 
 
@@ -43,13 +44,15 @@ def test_neighbouring_tiles_share_columns() -> None:
 
 
 def test_every_candidate_fits_the_hardware() -> None:
-    for candidate in config.candidates():
+    for candidate in CANDIDATES:
         assert candidate.shared_memory_bytes <= config.SMEM_BYTES
 
 
-@pytest.mark.parametrize("wrong", [{"tile_m": 96}, {"tile_n": 8}, {"tile_m": 256}, {"stages": 1}, {"stages": 5}])
+@pytest.mark.parametrize(
+    "wrong", [{"tile_m": 96}, {"tile_n": 8}, {"tile_m": 256}, {"stages": 1}, {"stages": 5}, {"cluster": 3}]
+)
 def test_impossible_configurations_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"tile|stages"):
+    with pytest.raises(ValueError, match=r"tile|stages|clusters"):
         config.Sm90Config(**wrong)
 
 
@@ -57,7 +60,15 @@ def test_impossible_configurations_are_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize("m", [1, 512, 1 << 15])
 @pytest.mark.parametrize("columns", [8, 128, 4096])
 def test_the_pick_is_a_candidate(product: Product, m: int, columns: int) -> None:
-    assert config.pick(product, m, columns, columns, 32) in config.candidates()
+    assert config.pick(product, m, columns, columns, 32) in config.candidates(product)
+
+
+def test_blocks_share_contractions_where_a_matrix_has_few_tiles() -> None:
+    assert config.pick(Product.DRHS, 32768, 768, 2048, 128).cluster == 2
+    assert config.pick(Product.DRHS, 32768, 2048, 1536, 128).cluster == 1
+    assert config.pick(Product.DRHS, 32768, 1024, 128, 128) == config.Sm90Config(128, 128, 6, cluster=2)
+    with pytest.raises(ValueError, match="contracts no rows"):
+        dataclasses.replace(SPEC, product=Product.FORWARD, config=config.Sm90Config(cluster=2))
 
 
 def test_useful_rows() -> None:
@@ -83,7 +94,7 @@ def test_the_key_depends_on_all_of_the_spec_and_not_on_the_environment(monkeypat
 def test_a_release_holds_each_kernel_once() -> None:
     specs = list(config.default_specs([BF16]))
     assert len(set(specs)) == len(specs)
-    assert {spec.config for spec in specs} == set(config.candidates())
+    assert {spec.config for spec in specs} == CANDIDATES
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
