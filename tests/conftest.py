@@ -6,6 +6,7 @@ On a machine with a GPU that has kernels, the tests of behaviour run on those al
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,8 +16,13 @@ import pytest
 import jax_ggemm
 
 jax.config.update("jax_num_cpu_devices", 4)
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for several test processes on one GPU
 
 from wide_cute import HAS_GPU, WideCute  # noqa: E402  (asks for devices)
+
+if HAS_GPU:
+    # Of what the tests compare with: by default a GPU would multiply float32 with 11 bits.
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 CUTE = WideCute()
 IMPLEMENTATIONS = (CUTE,) if HAS_GPU else ("cpu", "xla", CUTE)

@@ -45,7 +45,6 @@ COMBINATIONS = [
 SHAPES = [(33, 24), (1, 1), (5, 65), (63, 6), (64, 64), (513, 17)]
 
 
-
 def mixes() -> list[Any]:
     """Every shape with every combination that the implementation takes."""
     cases = [(*shape, *combination) for shape in SHAPES for combination in COMBINATIONS]

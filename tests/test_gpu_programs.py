@@ -209,9 +209,7 @@ def test_a_product_that_was_not_named_but_comes_of_it_is_refused_where_it_is_use
 ) -> None:
     """By name, nothing falls back silently; what is not used does no harm."""
     supported = cute.unsupported
-    monkeypatch.setattr(
-        cute, "unsupported", lambda c, o: "too hot" if c.product is Product.DRHS else supported(c, o)
-    )
+    monkeypatch.setattr(cute, "unsupported", lambda c, o: "too hot" if c.product is Product.DRHS else supported(c, o))
     loss = lambda *args: forced(*args).astype(F32).sum()  # noqa: E731
     assert [line.split()[0] for line in kernels(lowered(jax.grad(loss, 0), *arrays()))] == ["dlhs"]
     with pytest.raises(NotImplementedError, match=r"implementation='cute'.*drhs.*gradient.*too hot"):

@@ -54,7 +54,9 @@ def probe() -> Any:
 
 def test_objects_of_a_program_are_known_from_its_instantiation_on(probe: Any) -> None:
     keys = {"sm_90a": "some key", "sm_100a": "another key"}
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"object is not known.*product forward, kernel (some|another)"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"object is not known.*product forward, kernel (some|another)"
+    ):
         probe(product="forward", keys=keys)
     objects = {key: bytes(range(256)) * 100 for key in keys.values()}
     probe(product="forward", keys=keys, objects=objects)

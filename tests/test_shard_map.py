@@ -1,4 +1,4 @@
-"""shard_map on four devices (on as many GPUs as there are): types, gradients of replicated weights, expert parallelism by hand."""
+"""shard_map on four devices, or the GPUs there are: types, gradients of replicated weights, expert parallelism."""
 
 from __future__ import annotations
 
