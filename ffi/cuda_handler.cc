@@ -27,9 +27,13 @@ ffi::Error Failed(ffi::ErrorCode code, std::string_view what, std::string_view p
 //   product   what it computes
 //   keys      by architecture, as "sm_90a": the key of its kernel
 //   objects   by key: the kernels' objects, in a program that holds its own. Others are known in the process.
-struct Attributes {
-  std::string_view product;
-  std::string_view key;
+struct Found {
+  const Kernel* kernel = nullptr;
+  std::string_view product = "unknown";
+  std::string_view key = "unknown";
+  // Where there is no kernel:
+  ffi::ErrorCode code = ffi::ErrorCode::kInternal;
+  std::string error;
 };
 
 // The key for an architecture such as "sm_90": of "sm_90a", whose features belong to that one alone.
@@ -75,50 +79,58 @@ ffi::Error Instantiate(ffi::Dictionary attributes) {
 }
 
 // The kernel of a call on a device.
-ffi::ErrorOr<const Kernel*> FindKernel(const ffi::Dictionary& attributes, int32_t ordinal, Attributes* call) {
+Found FindKernel(const ffi::Dictionary& attributes, int32_t ordinal) {
+  Found found;
   const auto product = attributes.get<std::string_view>("product");
   const auto keys = attributes.get<ffi::Dictionary>("keys");
-  if (product.has_error()) return ffi::Unexpected(product.error());
-  if (keys.has_error()) return ffi::Unexpected(keys.error());
-  call->product = *product;
-  std::string error;
-  const Device* device = FindDevice(ordinal, &error);
-  if (device == nullptr) return ffi::Unexpected(Failed(ffi::ErrorCode::kInternal, error, *product, "unknown"));
-  call->key = KeyFor(*keys, device->architecture);
-  if (call->key.empty()) {
-    error = "the program holds kernels for " + Names(*keys) + ", and CUDA device " + std::to_string(device->ordinal) +
-            " is " + device->architecture;
-    return ffi::Unexpected(Failed(ffi::ErrorCode::kFailedPrecondition, error, *product, "none"));
+  if (product.has_error() || keys.has_error()) {
+    found.code = ffi::ErrorCode::kInvalidArgument;
+    found.error = product.has_error() ? product.error().message() : keys.error().message();
+    return found;
   }
-  const Kernel* kernel = FindKernel(*device, call->key, &error);
-  if (kernel == nullptr) return ffi::Unexpected(Failed(ffi::ErrorCode::kInternal, error, *product, call->key));
-  return kernel;
+  found.product = *product;
+  const Device* device = FindDevice(ordinal, &found.error);
+  if (device == nullptr) return found;
+  const std::string_view key = KeyFor(*keys, device->architecture);
+  if (key.empty()) {
+    found.code = ffi::ErrorCode::kFailedPrecondition;
+    found.error = "the program holds kernels for " + Names(*keys) + ", and CUDA device " +
+                  std::to_string(device->ordinal) + " is " + device->architecture;
+    return found;
+  }
+  found.key = key;
+  found.kernel = FindKernel(*device, key, &found.error);
+  return found;
 }
 
 // Loads the kernel before the first execution, which may be inside the capture of a CUDA graph.
-ffi::Error Initialize(int32_t ordinal, ffi::Dictionary attributes) {
-  Attributes call;
-  const auto kernel = FindKernel(attributes, ordinal, &call);
-  return kernel.has_error() ? kernel.error() : ffi::Error::Success();
+ffi::Error Initialize(int32_t ordinal, ffi::RemainingArgs operands, ffi::Dictionary attributes) {
+  const Found found = FindKernel(attributes, ordinal);
+  if (found.kernel != nullptr) return ffi::Error::Success();
+  std::string shapes;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const auto operand = operands.get<ffi::AnyBuffer>(i);
+    if (operand.has_value()) shapes += (i ? ", " : ": operands ") + ToString(operand->dimensions());
+  }
+  return Failed(found.code, found.error + shapes, found.product, found.key);
 }
 
 // Every operand has one batch axis, of the result's length or of length 1, in front of the axes of a product.
 ffi::Error Execute(void* stream, int32_t ordinal, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer sizes,
                    ffi::AnyBuffer offset, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
                    ffi::Dictionary attributes) {
-  Attributes call;
-  const auto found = FindKernel(attributes, ordinal, &call);
-  if (found.has_error()) return found.error();
-  const Kernel& kernel = **found;
+  const Found found = FindKernel(attributes, ordinal);
   const auto describe = [&](std::string what) {
     return what + ": lhs " + ToString(lhs.dimensions()) + ", rhs " + ToString(rhs.dimensions()) + ", group_sizes " +
            ToString(sizes.dimensions()) + ", result " + ToString(out->dimensions());
   };
   const auto failed = [&](ffi::ErrorCode code, std::string what) {
-    return Failed(code, describe(std::move(what)), call.product, call.key);
+    return Failed(code, describe(std::move(what)), found.product, found.key);
   };
   const auto invalid = [&](std::string what) { return failed(ffi::ErrorCode::kInvalidArgument, std::move(what)); };
-  const bool rows_ragged = call.product != "drhs";
+  if (found.kernel == nullptr) return failed(found.code, found.error);
+  const Kernel& kernel = *found.kernel;
+  const bool rows_ragged = found.product != "drhs";
   if (lhs.dimensions().size() != 3 || rhs.dimensions().size() != (rows_ragged ? 4 : 3) ||
       sizes.dimensions().size() != 2 || offset.dimensions().size() != 1 ||
       out->dimensions().size() != (rows_ragged ? 3 : 4) || rest.size() > (rows_ragged ? 1 : 0)) {
@@ -195,8 +207,9 @@ ffi::Error Execute(void* stream, int32_t ordinal, ffi::AnyBuffer lhs, ffi::AnyBu
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_ggemm_cuda_instantiate, jax_ggemm::Instantiate,
                               xla::ffi::Ffi::BindInstantiate().Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_ggemm_cuda_initialize, jax_ggemm::Initialize,
-                              xla::ffi::Ffi::BindInitialize().Ctx<xla::ffi::DeviceOrdinal>().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    jax_ggemm_cuda_initialize, jax_ggemm::Initialize,
+    xla::ffi::Ffi::BindInitialize().Ctx<xla::ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_ggemm_cuda, jax_ggemm::Execute,
                               xla::ffi::Ffi::Bind()

@@ -306,3 +306,19 @@ def test_default_precision_of_a_mixed_product_keeps_16_bits() -> None:
     want = oracle.forward(lhs, rhs, sizes)
     limit = dataclasses.replace(want, scale=want.scale * 2.0**7)  # 2^-16 in place of 2^-23
     oracle.assert_close(got, limit, sizes)
+
+
+def test_a_program_for_hopper_is_exported_without_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels that the compiler of this machine makes."""
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (m,) = export.symbolic_shape("m")
+    shapes = [jax.ShapeDtypeStruct(*of) for of in (((m, 60), BF16), ((3, 60, 96), BF16), ((3,), jnp.int32))]
+    run = jax.jit(functools.partial(jax_ggemm.ragged_dot, implementation=jax_ggemm.GpuKernels(("sm_90a",))))
+    exported = export.export(run, platforms=["cuda"], disabled_checks=jax_ggemm.export_checks)(*shapes)
+    (made,) = objects.cache_directory().glob("*.o")
+    data = objects.read(made)
+    assert data is not None
+    blob = exported.serialize()
+    assert blob.count(data) == 1
+    assert made.stem.encode() in blob
