@@ -207,9 +207,8 @@ ffi::Error Execute(void* stream, int32_t ordinal, ffi::AnyBuffer lhs, ffi::AnyBu
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_ggemm_cuda_instantiate, jax_ggemm::Instantiate,
                               xla::ffi::Ffi::BindInstantiate().Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    jax_ggemm_cuda_initialize, jax_ggemm::Initialize,
-    xla::ffi::Ffi::BindInitialize().Ctx<xla::ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_ggemm_cuda_initialize, jax_ggemm::Initialize,
+                              xla::ffi::Ffi::BindInitialize().Ctx<xla::ffi::DeviceOrdinal>().RemainingArgs().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_ggemm_cuda, jax_ggemm::Execute,
                               xla::ffi::Ffi::Bind()
