@@ -284,5 +284,3 @@ class _Parser:
         self.kernel.constants += bytes(256 if bits == 64 else 128)
         self.kernel.param_constants.append((at, bits, offset))
         return at
-
-

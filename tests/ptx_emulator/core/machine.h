@@ -129,6 +129,7 @@ struct BarrierEvent {
   int warp = 0;
   int64_t value = 0;
   uint32_t phase = 0;
+  int times = 1;
 };
 
 struct Mbarrier {

@@ -50,15 +50,24 @@ void Machine::CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks&
 }
 
 void Machine::Note(Mbarrier& barrier, const char* what, const Site& site, int64_t value) {
+  if (!barrier.events.empty()) {
+    BarrierEvent& last = barrier.events.back();
+    if (last.pc == site.pc && last.warp == site.warp && last.cta.x == site.cta.x && last.cta.y == site.cta.y &&
+        last.cta.z == site.cta.z && last.value == value && last.phase == barrier.phase) {
+      ++last.times;
+      return;
+    }
+  }
   if (barrier.events.size() >= 16) barrier.events.pop_front();
-  barrier.events.push_back({what, site.pc, site.cta, site.warp, value, barrier.phase});
+  barrier.events.push_back({what, site.pc, site.cta, site.warp, value, barrier.phase, 1});
 }
 
 std::string Machine::History(const Mbarrier& barrier) const {
   std::string text;
   for (const BarrierEvent& event : barrier.events) {
-    text += Text("\n    phase %u: %s %lld by CTA (%u, %u, %u) warp %d, line %d", event.phase, event.what,
-                 static_cast<long long>(event.value), event.cta.x, event.cta.y, event.cta.z, event.warp,
+    const std::string times = event.times > 1 ? Text(" (%d times)", event.times) : "";
+    text += Text("\n    phase %u: %s %lld%s by CTA (%u, %u, %u) warp %d, line %d", event.phase, event.what,
+                 static_cast<long long>(event.value), times.c_str(), event.cta.x, event.cta.y, event.cta.z, event.warp,
                  program_.instructions[event.pc].line);
   }
   return text;
