@@ -474,6 +474,7 @@ def _named(name: str) -> _Head:
 
 def _setmaxnreg(self: Decoder, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
     d.op = _OP["setmaxnreg"]
+    d.variant = int(parts[1] == "inc")
     d.operands = [self.value(arguments[0], 32)]
 
 

@@ -214,13 +214,17 @@ Step Machine::MbarrierWait(Context& c) {
       c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
       return Step::kBlocked;
     }
-    // A poll may fail. Where nothing has changed since the last one, there is no use in going on with it.
-    if (c.warp.polled_at == progress_ && ++c.warp.failed_polls > 4) {
+    // A poll may fail. Where nothing has changed since this one began to, there is no use in going on with it.
+    if (c.warp.polled_at == progress_ && c.warp.polled_pc == c.fragment.pc) {
+      if (++c.warp.failed_polls > 64) {
+        c.warp.failed_polls = 0;
+        c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
+        return Step::kBlocked;
+      }
+    } else {
       c.warp.failed_polls = 0;
-      c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
-      return Step::kBlocked;
     }
-    if (c.warp.polled_at != progress_) c.warp.failed_polls = 0;
+    c.warp.polled_pc = c.fragment.pc;
     c.warp.polled_at = progress_;
   }
   for (int l = 0; l < 32; ++l) {
