@@ -433,6 +433,7 @@ Step Machine::SetRegisters(Context& c) {
   if (wanted < 24 || wanted > 256 || wanted % 8 != 0) {
     Fail("protocol", c.site(*this), Text("%u registers: it must be a multiple of 8 from 24 to 256", wanted));
   }
+  if (warp.register_count == 0) return Step::kNext;  // it is not known how many there are
   if (more ? wanted < warp.register_count : wanted > warp.register_count) {
     Fail("protocol", c.site(*this), Text("%u registers are asked for, the warp has %u", wanted, warp.register_count));
   }
