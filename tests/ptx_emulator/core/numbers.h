@@ -119,12 +119,16 @@ inline const float* ByteTable(bool e4m3) {
 
 inline int BytesOf(Format format) {
   switch (format) {
-    case Format::f64: return 8;
+    case Format::f64:
+      return 8;
     case Format::f32:
-    case Format::tf32: return 4;
+    case Format::tf32:
+      return 4;
     case Format::f16:
-    case Format::bf16: return 2;
-    default: return 1;
+    case Format::bf16:
+      return 2;
+    default:
+      return 1;
   }
 }
 

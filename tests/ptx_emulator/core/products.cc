@@ -1,10 +1,11 @@
 // Matrix operands in shared memory, as the descriptors of both kinds of tensor core describe them.
+#include "products.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "machine.h"
 #include "numbers.h"
-#include "products.h"
 #include "tensormap.h"
 
 namespace ptx {

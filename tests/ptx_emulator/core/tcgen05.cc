@@ -50,8 +50,8 @@ void Machine::TouchTmem(const Site& site, Cta& cta, uint32_t lane, uint32_t lane
                         const Actor& actor, bool writes) {
   Tmem& tmem = TmemOf(site, cta, 0);
   if (lane + lanes > kLanes || column + columns > kColumns) {
-    Fail("out-of-bounds", site, Text("TMEM lanes %u to %u, columns %u to %u", lane, lane + lanes, column,
-                                     column + columns));
+    Fail("out-of-bounds", site,
+         Text("TMEM lanes %u to %u, columns %u to %u", lane, lane + lanes, column, column + columns));
   }
   for (uint32_t c = column; c < column + columns; ++c) {
     if (!tmem.allocated[c]) Fail("protocol", site, Text("column %u of TMEM is not allocated", c));
@@ -140,7 +140,8 @@ void Machine::TcDealloc(Context& c) {
   const uint32_t columns = static_cast<uint32_t>(Value(c, 1, lane));
   const auto found = tmem.allocations.find(base);
   if (found == tmem.allocations.end() || found->second != columns) {
-    Fail("protocol", site, Text("%u columns from column %u are freed, and were not allocated like this", columns, base));
+    Fail("protocol", site,
+         Text("%u columns from column %u are freed, and were not allocated like this", columns, base));
   }
   Clocks known;
   Actor actor = LaneActor(c, lane);
@@ -160,7 +161,8 @@ void Machine::TcDealloc(Context& c) {
 
 void Machine::EnqueueTensor(Cluster& cluster, Cta& cta, Task task) {
   if (options_.timeline && task.ready == 0) task.ready = std::max(now_, cta.timeline->tensor_cores[0]);
-  cluster.queues[cta.rank].push_back(std::move(task)); }
+  cluster.queues[cta.rank].push_back(std::move(task));
+}
 
 void Machine::TcCp(Context& c) {
   const Site site = c.site(*this);
@@ -182,34 +184,34 @@ void Machine::TcCp(Context& c) {
     Tick(c.warp);
   }
   const uint32_t pc = c.fragment.pc;
-  EnqueueTensor(*cta.cluster, cta, {[=, this] {
-                                      const Actor actor = AsyncActor(op, pc, false);
-                                      const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
-                                      const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
-                                      if (descriptor >> 61 != 0) {
-                                        Fail("unsupported", site, "tcgen05.cp from swizzled shared memory");
-                                      }
-                                      for (Cta* target : targets) {
-                                        Tmem& tmem = TmemOf(site, *target, 0);
-                                        const uint32_t column = ColumnOf(address);
-                                        TouchTmem(site, *target, 0, kLanes, column, 4, actor, true);
-                                        for (uint32_t row = 0; row < 32; ++row) {
-                                          uint32_t words[4];
-                                          const SharedPlace place =
-                                              Shared(site, *target->cluster,
-                                                     target->rank << kRankShift | (start + row % 8 * 16 + row / 8 * stride),
-                                                     16, 16);
-                                          ReadShared(site, *place.cta, place.offset, 16, actor, words);
-                                          for (uint32_t lane_at = row; lane_at < kLanes; lane_at += 32) {
-                                            const size_t at = lane_at * kColumns + column;
-                                            std::memcpy(&tmem.words[at], words, 16);
-                                            std::memset(&tmem.written[at], 1, 4);
-                                          }
-                                        }
-                                      }
-                                      ++progress_;
-                                    },
-                                    site, 0});
+  EnqueueTensor(*cta.cluster, cta,
+                {[=, this] {
+                   const Actor actor = AsyncActor(op, pc, false);
+                   const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
+                   const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+                   if (descriptor >> 61 != 0) {
+                     Fail("unsupported", site, "tcgen05.cp from swizzled shared memory");
+                   }
+                   for (Cta* target : targets) {
+                     Tmem& tmem = TmemOf(site, *target, 0);
+                     const uint32_t column = ColumnOf(address);
+                     TouchTmem(site, *target, 0, kLanes, column, 4, actor, true);
+                     for (uint32_t row = 0; row < 32; ++row) {
+                       uint32_t words[4];
+                       const SharedPlace place =
+                           Shared(site, *target->cluster,
+                                  target->rank << kRankShift | (start + row % 8 * 16 + row / 8 * stride), 16, 16);
+                       ReadShared(site, *place.cta, place.offset, 16, actor, words);
+                       for (uint32_t lane_at = row; lane_at < kLanes; lane_at += 32) {
+                         const size_t at = lane_at * kColumns + column;
+                         std::memcpy(&tmem.words[at], words, 16);
+                         std::memset(&tmem.written[at], 1, 4);
+                       }
+                     }
+                   }
+                   ++progress_;
+                 },
+                 site, 0});
 }
 
 void Machine::TcMma(Context& c) {
@@ -246,7 +248,8 @@ void Machine::TcMma(Context& c) {
       case MmaKind::i8:
         if (code <= 1) return code == 0 ? Format::u8 : Format::s8;
         break;
-      default: break;
+      default:
+        break;
     }
     Fail("unsupported", site, Text("operands of format %u", code));
   };
@@ -320,7 +323,8 @@ void Machine::TcMma(Context& c) {
                const float* from = sums.data() + static_cast<size_t>(row) * n + half * columns;
                uint32_t* to = tmem.words.data() + at;
                if (accumulates && std::memchr(tmem.written.data() + at, 0, columns) != nullptr) {
-                 Fail("uninitialised", site, Text("the result is added to lane %u of TMEM, which nothing wrote", at_lane));
+                 Fail("uninitialised", site,
+                      Text("the result is added to lane %u of TMEM, which nothing wrote", at_lane));
                }
                for (uint32_t j = 0; j < columns; ++j) {
                  const float sum = negative ? -from[j] : from[j];
@@ -356,7 +360,8 @@ void Machine::TcCommit(Context& c) {
     const uint32_t mask = static_cast<uint32_t>(Value(c, 1, lane)) & 0xffff;
     for (uint32_t rank = 0; rank < 16; ++rank) {
       if (!(mask >> rank & 1)) continue;
-      if (rank >= cluster.ctas.size()) Fail("out-of-bounds", site, Text("mask %#x in a cluster of %zu", mask, cluster.ctas.size()));
+      if (rank >= cluster.ctas.size())
+        Fail("out-of-bounds", site, Text("mask %#x in a cluster of %zu", mask, cluster.ctas.size()));
       targets.push_back(cluster.ctas[rank].get());
     }
   }
@@ -365,19 +370,19 @@ void Machine::TcCommit(Context& c) {
   op.clock = cta.tensor_clock;
   op.thread = c.warp.agent + static_cast<uint32_t>(lane);
   if (options_.races) op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
-  EnqueueTensor(cluster, cta, {[=, this, &cluster] {
-                                 for (Cta* target : targets) {
-                                   SharedPlace found;
-                                   Mbarrier& barrier =
-                                       Barrier(site, cluster, target->rank << kRankShift | place.offset, &found);
-                                   if (options_.races) {
-                                     CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                     Signal(barrier, op);
-                                   }
-                                   Arrive(site, barrier, 1, found.offset);
-                                 }
-                               },
-                               site, 0});
+  EnqueueTensor(cluster, cta,
+                {[=, this, &cluster] {
+                   for (Cta* target : targets) {
+                     SharedPlace found;
+                     Mbarrier& barrier = Barrier(site, cluster, target->rank << kRankShift | place.offset, &found);
+                     if (options_.races) {
+                       CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                       Signal(barrier, op);
+                     }
+                     Arrive(site, barrier, 1, found.offset);
+                   }
+                 },
+                 site, 0});
 }
 
 void Machine::TcLoadStore(Context& c) {
@@ -398,15 +403,24 @@ void Machine::TcLoadStore(Context& c) {
   const bool whole = shape == TmemShape::x32x32b;
   const uint32_t own = 32 * (static_cast<uint32_t>(warp.id) % 4);
   if (whole ? base != own : base != own && base != own + 16) {
-    Fail("protocol", site, Text("warp %d may touch lanes %u to %u of TMEM, the address has lane %u", warp.id, own,
-                                own + 31, base));
+    Fail("protocol", site,
+         Text("warp %d may touch lanes %u to %u of TMEM, the address has lane %u", warp.id, own, own + 31, base));
   }
   const uint32_t per = i.has(k_pack16) ? 2 : 1;
   const auto place = [&](uint32_t t, uint32_t r, uint32_t& at_lane, uint32_t& at_column) {
     switch (shape) {
-      case TmemShape::x32x32b: at_lane = t; at_column = r; break;
-      case TmemShape::x16x64b: at_lane = t / 4 + 8 * (t % 2); at_column = t / 2 % 2 + 2 * r; break;
-      case TmemShape::x16x128b: at_lane = t / 4 + 8 * (r & 1); at_column = t % 4 + 4 * (r >> 1); break;
+      case TmemShape::x32x32b:
+        at_lane = t;
+        at_column = r;
+        break;
+      case TmemShape::x16x64b:
+        at_lane = t / 4 + 8 * (t % 2);
+        at_column = t / 2 % 2 + 2 * r;
+        break;
+      case TmemShape::x16x128b:
+        at_lane = t / 4 + 8 * (r & 1);
+        at_column = t % 4 + 4 * (r >> 1);
+        break;
       case TmemShape::x16x256b:
         at_lane = t / 4 + 8 * (r >> 1 & 1);
         at_column = 2 * (t % 4) + (r & 1) + 8 * (r >> 2);
