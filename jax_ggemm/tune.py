@@ -69,7 +69,7 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
             assert kind is not None
             operands = bench_products.operands(product, shape, dtype)
             times, left_out = {}, {}
-            for candidate in config.candidates():
+            for candidate in config.candidates(product):
                 try:
                     times[candidate] = _time(_with(candidate, call), shape, product, (*operands, sizes))
                 except Exception as error:  # one configuration that fails must not take the others with it

@@ -131,7 +131,7 @@ def _read(path: Path, product: Product) -> Any:
         named = json.loads(content)["config"]
     except (ValueError, KeyError, TypeError) as error:
         return _ignored(path, f"it holds no configuration ({type(error).__name__}: {error})")
-    for candidate in config.candidates():
+    for candidate in config.candidates(product):
         if dataclasses.asdict(candidate) == named:
             return candidate
     return _ignored(path, f"{named} is no candidate for {product.value} of this version")
