@@ -23,10 +23,12 @@ demo: $(VENV)/train.stamp
 	$(BIN)/python examples/train_moe_lm.py
 
 test: $(VENV)/test.stamp
-	$(BIN)/pytest --numprocesses auto tests
+	JAX_PLATFORMS=cpu $(BIN)/pytest --numprocesses auto tests
+	$(if $(CUDA),$(BIN)/pytest --numprocesses 4 -m gpu tests)
 
 test-full: $(VENV)/test.stamp
-	JAX_GGEMM_TEST_FULL=1 $(BIN)/pytest --numprocesses auto tests
+	JAX_PLATFORMS=cpu JAX_GGEMM_TEST_FULL=1 $(BIN)/pytest --numprocesses auto tests
+	$(if $(CUDA),JAX_GGEMM_TEST_FULL=1 $(BIN)/pytest --numprocesses 4 -m gpu tests)
 
 bench: $(VENV)/train.stamp
 	$(BIN)/python -m jax_ggemm bench

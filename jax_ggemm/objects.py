@@ -120,10 +120,16 @@ def runtime_library() -> Path | None:
     return None
 
 
-def unavailable(spec: KernelSpec, arch: str) -> str | None:
-    """Why a kernel cannot run on a machine that has the GPU for it, or None where it can."""
+def unavailable(spec: KernelSpec, arch: str, runs_here: bool = True) -> str | None:
+    """Why there is no such kernel, or None where there is one.
+
+    Args:
+      spec: the kernel.
+      arch: the GPU architecture.
+      runs_here: it is also to run on this machine, which has the GPU for it.
+    """
     extra = f"pip install 'jax_ggemm[{cuda_flavour().replace('cu', 'cuda')}]'"
-    if runtime_library() is None:
+    if runs_here and runtime_library() is None:
         return f"the CuTe DSL's runtime library is missing: {extra}, or name it with JAX_GGEMM_CUTE_RUNTIME"
     name = key(spec, arch)
     if name in _registered or importlib.util.find_spec("cutlass") is not None or _find(name) is not None:
@@ -131,17 +137,23 @@ def unavailable(spec: KernelSpec, arch: str) -> str | None:
     return f"there is no compiled kernel for it, nor the CuTe DSL to compile one: {extra}"
 
 
+def load(spec: KernelSpec, arch: str) -> tuple[str, bytes]:
+    """A kernel's key and object, from wherever it is found; compiled and put into the user's cache where it is not."""
+    name = key(spec, arch)
+    data = _find(name)
+    if data is None:
+        data = build(spec, arch)
+        with contextlib.suppress(OSError):  # the object is here, even if the cache cannot be written
+            write(cache_directory() / f"{name}.o", data)
+    return name, data
+
+
 def ensure(spec: KernelSpec, arch: str) -> str:
     """Makes a kernel's object known to the custom call in this process, and returns its key."""
     name = key(spec, arch)
     with _lock:
         if name not in _registered:
-            data = _find(name)
-            if data is None:
-                data = build(spec, arch)
-                with contextlib.suppress(OSError):  # the object is here, even if the cache cannot be written
-                    write(cache_directory() / f"{name}.o", data)
-            native.add_object(name, data, runtime_library())
+            native.add_object(name, load(spec, arch)[1], runtime_library())
             _registered.add(name)
     return name
 

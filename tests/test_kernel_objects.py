@@ -6,19 +6,17 @@ import dataclasses
 import json
 import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_ggemm
 from jax_ggemm import __main__ as command_line
-from jax_ggemm import compile_objects, cute, objects
+from jax_ggemm import compile_objects, objects
 from jax_ggemm.kernel import config
-from jax_ggemm.products import Call, Operands, Product
+from jax_ggemm.products import Product
 
 BF16 = np.dtype(jnp.bfloat16)
 CANDIDATES = {candidate for product in Product for candidate in config.candidates(product)}
@@ -191,7 +189,7 @@ def pretended_compiler(monkeypatch: pytest.MonkeyPatch) -> list[config.KernelSpe
     """Compilations that take no time; the list gets every spec that was compiled."""
     compiled: list[config.KernelSpec] = []
 
-    def build_all(specs: list[config.KernelSpec], arch: str) -> Any:
+    def build_all(specs: list[config.KernelSpec], arch: str) -> Iterator[objects.Compiled]:
         for spec in specs:
             compiled.append(spec)
             yield objects.Compiled(b"object " + spec.product.value.encode(), f"// {spec.product.value}")
@@ -241,83 +239,3 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         command_line.main(["compile", "--out", str(tmp_path), "--keep", "ptx,sass"])
     assert "sass: choose from ptx, cubin" in capsys.readouterr().err
-
-
-def _call(**changes: Any) -> tuple[Call, Operands]:
-    dtype, k, n = changes.get("dtype", jnp.bfloat16), changes.get("k", 64), changes.get("n", 128)
-    operands = Operands(
-        jnp.zeros((changes.get("m", 32), k), dtype), jnp.zeros((2, k, n), dtype), jnp.ones(2, jnp.int32), jnp.int32(0)
-    )
-    out_dtype = np.dtype(changes.get("out_dtype", dtype))
-    return Call(Product.FORWARD, out_dtype, 2, changes.get("precision"), "cute"), operands
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"dtype": jnp.float32}, "lhs is float32"),
-        ({"out_dtype": jnp.float16}, "the result is float16"),
-        ({"k": 60}, "k = 60 is not a multiple of 8"),
-        ({"n": 4}, "n = 4 is not a multiple of 8"),
-        ({"m": 0}, "empty"),
-        ({"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32}, "names an algorithm"),
-    ],
-)
-def test_what_the_kernels_do_not_take_is_said(changes: dict[str, Any], reason: str) -> None:
-    message = cute.unsupported(*_call(**changes))
-    assert message is not None
-    assert reason in message
-
-
-def test_the_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cute, "_architecture", lambda: None)
-    assert "no NVIDIA GPU" in str(cute.unsupported(*_call()))
-
-
-@pytest.fixture
-def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs can be lowered for a GPU, though not run."""
-    monkeypatch.setattr(cute, "_architecture", lambda: "sm_90a")
-    monkeypatch.setattr(objects, "unavailable", lambda spec, arch: None)
-    monkeypatch.setattr(objects, "ensure", objects.key)
-    jax.clear_caches()
-
-
-def _lowered(function: Any, *args: Any) -> str:
-    return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-
-
-@pytest.mark.usefixtures("pretended_gpu")
-def test_a_training_step_on_the_gpu_is_three_kernels() -> None:
-    def loss(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
-        return jax_ggemm.ragged_dot(lhs, rhs, sizes, implementation="cute").astype(jnp.float32).sum()
-
-    args = (jnp.zeros((32, 64), jnp.bfloat16), jnp.zeros((2, 64, 128), jnp.bfloat16), jnp.ones(2, jnp.int32))
-    text = _lowered(jax.value_and_grad(loss, (0, 1)), *args)
-    assert text.count("custom_call @jax_ggemm(") == 3
-    for product in Product:
-        assert f'product = "{product.value}"' in text
-
-
-@pytest.mark.usefixtures("pretended_gpu")
-@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, 0), (0, None, None), (None, 0, None), (None, None, 0)])
-def test_a_batch_on_the_gpu_is_one_kernel_and_copies_no_weights(axes: tuple[int | None, ...]) -> None:
-    shapes = ((32, 64), (2, 64, 128), (2,))
-    args = [
-        jnp.zeros((5, *shape) if axis == 0 else shape, jnp.int32 if len(shape) == 1 else jnp.bfloat16)
-        for axis, shape in zip(axes, shapes, strict=True)
-    ]
-    text = _lowered(jax.vmap(lambda *a: jax_ggemm.ragged_dot(*a, implementation="cute"), axes), *args)
-    calls = [line for line in text.splitlines() if "custom_call @jax_ggemm(" in line]
-    assert len(calls) == 1
-    batch = [5 if axis == 0 else 1 for axis in axes]
-    operands = f"(tensor<{batch[0]}x32x64xbf16>, tensor<{batch[1]}x2x64x128xbf16>, tensor<5x2xi32>, tensor<5xi32>)"
-    assert f"{operands} -> tensor<5x32x128xbf16>" in calls[0]
-
-
-@pytest.mark.usefixtures("pretended_gpu")
-def test_without_a_name_the_gpu_gets_the_kernel_and_the_cpu_its_own() -> None:
-    args = (jnp.zeros((32, 64), jnp.bfloat16), jnp.zeros((2, 64, 128), jnp.bfloat16), jnp.ones(2, jnp.int32))
-    traced = jax.jit(jax_ggemm.ragged_dot).trace(*args)
-    assert "key = " in traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert "key = " not in traced.lower(lowering_platforms=("cpu",)).as_text()
