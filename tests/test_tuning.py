@@ -45,6 +45,7 @@ def test_what_is_stored_is_what_calls_take() -> None:
         ({"m": 1024}, True),
         ({"m": 1025}, False),
         ({"m": 512}, False),
+        ({"k": 505}, True),  # padded to 512
         ({"k": 520}, False),
         ({"n": 760}, False),
         ({"groups": 15}, False),
