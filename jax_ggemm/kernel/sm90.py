@@ -63,6 +63,19 @@ def _rows_of_group(view: cute.Tensor, first: Int32, rows: Int32) -> cute.Tensor:
     return cute.domain_offset((0, _RAGGED_ROWS - rows), view[None, None, _RAGGED_ROWS, first + rows])
 
 
+@cute.jit
+def _take(acc: cute.Tensor):
+    """Makes what follows use the accumulators as they are now, after the wait for the products.
+
+    The compiler sees no connection between the two. It would move conversions before the wait, and ptxas would then
+    wait for each single product.
+    """
+    for i in cutlass.range_constexpr(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Float32], read_only_args=[acc[i]]
+        )
+
+
 class GroupedGemmSm90:
     """The kernel of one `KernelSpec`."""
 
@@ -344,6 +357,7 @@ class GroupedGemmSm90:
                     stages.consumer_release(release)
                     release.advance()
             warpgroup.wait_group(0)
+            _take(acc)
             if tile.k_tiles > 0:
                 stages.consumer_release(release)
                 release.advance()
