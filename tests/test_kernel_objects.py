@@ -64,6 +64,15 @@ def test_the_pick_is_a_candidate(product: Product, m: int, columns: int) -> None
     assert config.pick(product, m, columns, columns, 32) in config.candidates(product)
 
 
+@pytest.mark.parametrize(
+    ("rows", "tile_m"), [(1, 64), (32, 64), (64, 128), (146, 64), (256, 64), (512, 128), (8192, 128)]
+)
+def test_the_height_of_tiles_follows_the_rows_of_an_average_group(rows: int, tile_m: int) -> None:
+    for product in (Product.FORWARD, Product.DLHS):
+        assert config.pick(product, 32 * rows, 4096, 4096, 32).tile_m == tile_m
+    assert config.pick(Product.DRHS, 32 * rows, 4096, 4096, 32).tile_m == 128
+
+
 def test_blocks_share_contractions_where_a_matrix_has_few_tiles() -> None:
     assert config.pick(Product.DRHS, 32768, 768, 2048, 128).cluster == 2
     assert config.pick(Product.DRHS, 32768, 2048, 1536, 128).cluster == 1
