@@ -226,6 +226,8 @@ def test_a_release_of_too_many_bytes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("pretended_compiler")
 def test_what_a_release_holds(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .* kernels have"):
+        command_line.main(["compile", "--out", str(tmp_path), "--release", "--max-mib", "0.0001"])
     command_line.main(["compile", "--out", str(tmp_path), "--release"])
     entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
     assert {entry["dtypes"]["operands"] for entry in entries} == {"bfloat16", "float16"}
@@ -239,3 +241,9 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         command_line.main(["compile", "--out", str(tmp_path), "--keep", "ptx,sass"])
     assert "sass: choose from ptx, cubin" in capsys.readouterr().err
+
+
+def test_without_the_compiler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install 'jax_ggemm\[compile\]'"):
+        command_line.main(["compile", "--out", str(tmp_path)])
