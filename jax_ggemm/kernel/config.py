@@ -80,9 +80,12 @@ _WIDE_PAIR = dataclasses.replace(_WIDE, cluster=2)
 _NARROW_PAIR = dataclasses.replace(_NARROW, cluster=2)
 
 _ROWS_FOR_LOW_TILES = ((0, 32), (128, 320))
-"""Rows of an average group for which tiles of 64 rows are faster, on an H200 (docs/hopper.md): up to 32, where weights are
-read once and more stages are on their way; and where groups have a few tiles, of which the last is half empty. In
-between a group is one tile of 128 rows, and two of 64 would read its weights twice; above, 128 rows multiply faster."""
+"""Rows of an average group for which tiles of 64 rows are faster, on an H200 (docs/hopper.md).
+
+Up to 32, where weights are read once and more stages are on their way. And where groups have a few tiles, of which the
+last is half empty. In between a group is one tile of 128 rows, and two of 64 would read its weights twice; above, tiles
+of 128 rows multiply faster.
+"""
 
 _PAIRS_OF_MULTIPROCESSORS = 66
 """Of an H200. A matrix of no more tiles cannot keep it busy, should one group have most rows."""
