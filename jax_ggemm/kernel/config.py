@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.products import Product
 
 SMEM_BYTES = 227 * 1024
@@ -140,7 +141,7 @@ class KernelSpec:
     in_dtype: np.dtype
     out_dtype: np.dtype
     has_bias: bool
-    config: Sm90Config
+    config: Sm90Config | Sm100Config
 
     def describe(self) -> dict[str, object]:
         """As JSON."""

@@ -16,6 +16,7 @@ import cutlass
 from cutlass import Int32, Int64, cute, pipeline
 
 from jax_ggemm.kernel.config import TILE_K, Sm90Config, ceil_div, place_in_group
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.products import Product
 
 WARP = 32
@@ -145,8 +146,10 @@ class WorkRing:
 class Scheduler:
     """Deals the tiles of all groups out to the blocks of the grid, round robin."""
 
-    def __init__(self, config: Sm90Config, product: Product):
+    def __init__(self, config: Sm90Config | Sm100Config, product: Product, tile_k: int = TILE_K, blocks: int = 1):
         self.config = config
+        self.tile_k = tile_k
+        self.blocks = blocks  # that share a tile
         self.ragged_rows = product.rows_are_ragged
         self.columns_are_n = product is not Product.DLHS
 
@@ -156,8 +159,8 @@ class Scheduler:
         e = extents
         n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.config.tile_n)
         state = ring.writer()
-        next_tile, _, _ = cute.arch.block_idx()
-        stride, _, _ = cute.arch.grid_dim()
+        next_tile = cute.arch.block_idx()[0] // self.blocks
+        stride = cute.arch.grid_dim()[0] // self.blocks
         tiles_before = Int32(0)
         element = Int32(0)
         while element < e.batch:
@@ -229,7 +232,7 @@ class Scheduler:
         column = place[1] * self.config.tile_n
         if cutlass.const_expr(not self.ragged_rows):
             return WorkTile(
-                k_tiles=ceil_div(rows, TILE_K),
+                k_tiles=ceil_div(rows, self.tile_k),
                 column=column,
                 a_row=element * e.lhs_step + start,
                 b_row=element * e.rhs_step + start,
@@ -240,7 +243,7 @@ class Scheduler:
             )
         contracted = e.k if cutlass.const_expr(self.columns_are_n) else e.n
         return WorkTile(
-            k_tiles=ceil_div(contracted, TILE_K) if weight >= 0 else Int32(0),
+            k_tiles=ceil_div(contracted, self.tile_k) if weight >= 0 else Int32(0),
             column=column,
             a_row=element * e.lhs_step + start + down,
             b_row=element * e.rhs_step + weight,
