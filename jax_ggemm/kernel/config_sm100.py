@@ -1,4 +1,4 @@
-"""Configurations of the Blackwell kernels: what fits an SM, and which one a call takes. Nothing here imports the DSL."""
+"""Blackwell: what fits an SM, and which configuration a call takes. Plain Python: nothing here imports the DSL."""
 
 from __future__ import annotations
 
