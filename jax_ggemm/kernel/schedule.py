@@ -159,8 +159,11 @@ class Scheduler:
         e = extents
         n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.config.tile_n)
         state = ring.writer()
-        next_tile = cute.arch.block_idx()[0] // self.blocks
-        stride = cute.arch.grid_dim()[0] // self.blocks
+        next_tile, _, _ = cute.arch.block_idx()
+        stride, _, _ = cute.arch.grid_dim()
+        if cutlass.const_expr(self.blocks > 1):
+            next_tile //= self.blocks
+            stride //= self.blocks
         tiles_before = Int32(0)
         element = Int32(0)
         while element < e.batch:

@@ -25,7 +25,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
@@ -314,16 +314,10 @@ class GroupedGemmSm100:
 
     @cute.jit
     def _multiply(
-        self,
-        tiled_mma: cute.TiledMma,
-        stages: tuple,
-        acc: cute.Tensor,
-        barriers: tuple,
-        slots: tuple,
-        work: WorkRing,
+        self, tiled_mma: cute.TiledMma, stages: tuple, acc: cute.Tensor, barriers: tuple, slots: tuple, work: WorkRing
     ):
         """Multiplies the stages; run by one warp of the first block."""
-        full, empty, weights = barriers
+        full, _, _ = barriers
         slot_full, slot_empty = slots
         config = self.config
         a = tiled_mma.make_fragment_A(stages[0])
@@ -336,30 +330,87 @@ class GroupedGemmSm100:
             position.advance()
             if tile.k_tiles > 0:
                 slot_empty.wait(slot)
-                for k_tile in cutlass.range(tile.k_tiles, unroll=1):
+                started = Int32(0)
+                first = acc[None, 0, None, slot.index]
+                if cutlass.const_expr(config.splits_accumulator):
+                    # The epilogue may still read the second half: the first starts on some stages, which are held,
+                    # and the second catches up on them.
+                    started = cutlass.min(tile.k_tiles, config.held_stages)
+                    ahead, weights_ahead = at.clone(), weights_at.clone()
+                    for k_tile in cutlass.range(started, unroll=1):
+                        full.wait(ahead)
+                        tiled_mma = self._add(tiled_mma, first, (a, b), 0, (ahead.index, weights_ahead.index), k_tile)
+                        ahead.advance()
+                        if self._closes(k_tile, tile.k_tiles):
+                            weights_ahead.advance()
+                    slot_full_first = slot.clone()
+                    slot.advance()
+                    slot_empty.wait(slot)
+                    second = acc[None, 0, None, slot.index]
+                    for k_tile in cutlass.range(started, unroll=1):
+                        tiled_mma = self._add(tiled_mma, second, (a, b), 1, (at.index, weights_at.index), k_tile)
+                        self._release(barriers, at, weights_at, k_tile, tile.k_tiles)
+                        at.advance()
+                        if self._closes(k_tile, tile.k_tiles):
+                            weights_at.advance()
+                for k_tile in cutlass.range(started, tile.k_tiles, unroll=1):
                     full.wait(at)
-                    self._add(
-                        tiled_mma, acc[None, None, None, slot.index], (a, b), (at.index, weights_at.index), k_tile
-                    )
-                    empty.commit(at)
+                    tiled_mma = self._add(tiled_mma, first, (a, b), 0, (at.index, weights_at.index), k_tile)
+                    if cutlass.const_expr(config.splits_accumulator):
+                        tiled_mma = self._add(tiled_mma, second, (a, b), 1, (at.index, weights_at.index), k_tile)
+                    self._release(barriers, at, weights_at, k_tile, tile.k_tiles)
                     at.advance()
-                    if k_tile % config.weight_k_tiles == config.weight_k_tiles - 1 or k_tile == tile.k_tiles - 1:
-                        if cutlass.const_expr(config.weight_k_tiles > 1):
-                            weights.commit(weights_at)
+                    if self._closes(k_tile, tile.k_tiles):
                         weights_at.advance()
+                if cutlass.const_expr(config.splits_accumulator):
+                    slot_full.commit(slot_full_first)
                 slot_full.commit(slot)
                 slot.advance()
             tile = work.get(position)
 
     @cute.jit
-    def _add(self, tiled_mma: cute.TiledMma, acc: cute.Tensor, operands: tuple, at: tuple, k_tile: Int32):
-        """Adds the product of one tile of the contraction to accumulators, or starts them with it."""
-        a, b = operands
+    def _closes(self, k_tile: Int32, k_tiles: Int32) -> Boolean:
+        """Whether a tile of the contraction is the last of its stage of weights."""
+        per_stage = self.config.weight_k_tiles
+        return k_tile % per_stage == per_stage - 1 or k_tile == k_tiles - 1
+
+    @cute.jit
+    def _release(
+        self,
+        barriers: tuple,
+        at: pipeline.PipelineState,
+        weights_at: pipeline.PipelineState,
+        k_tile: Int32,
+        k_tiles: Int32,
+    ):
+        """Gives the stages of a tile of the contraction back, once the products so far have read them."""
+        _, empty, weights = barriers
+        empty.commit(at)
+        if cutlass.const_expr(self.config.weight_k_tiles > 1):  # noqa: SIM102 -- known when the kernel is compiled
+            if self._closes(k_tile, k_tiles):
+                weights.commit(weights_at)
+
+    @cute.jit
+    def _add(
+        self,
+        tiled_mma: cute.TiledMma,
+        acc: cute.Tensor,
+        fragments: tuple,
+        part: cutlass.Constexpr,
+        at: tuple,
+        k_tile: Int32,
+    ) -> cute.TiledMma:
+        """Adds the product of one tile of the contraction to a part of the accumulators, or starts them with it."""
+        a, b = fragments
         steps = cute.size(a, mode=[2])
+        atoms = cute.size(acc, mode=[1])
         first = (k_tile % self.config.weight_k_tiles) * steps
         for step in cutlass.range_constexpr(steps):
             tiled_mma.set(tcgen05.Field.ACCUMULATE, k_tile > 0 or step > 0)
-            cute.gemm(tiled_mma, acc, a[None, None, step, at[0]], b[None, None, first + step, at[1]], acc)
+            for i in cutlass.range_constexpr(atoms):
+                to = acc[None, i]
+                cute.gemm(tiled_mma, to, a[None, 0, step, at[0]], b[None, part * atoms + i, first + step, at[1]], to)
+        return tiled_mma
 
     @cute.jit
     def _write(self, acc: cute.Tensor, slots: tuple, first_row: Int32, result: Result, work: WorkRing):
