@@ -47,6 +47,8 @@ class Sm100Config:
     """Neighbouring tiles of the contraction that a stage of the right operand holds: 1, or 2 loaded at once."""
     weight_stages: int = 4
     """Stages of the right operand: `stages` where each holds one tile."""
+    wide_boxes: bool = True
+    """A stage of the right operand is loaded with as few requests as can be: see `wide_boxes`."""
     splits_accumulator: bool = False
     """Of 512 columns: each half is handed to the epilogue, and given back, on its own."""
     wide_stores: bool = True

@@ -37,6 +37,11 @@ def rows_of_group(view: cute.Tensor, first: Int32, rows: Int32) -> cute.Tensor:
     return cute.domain_offset((0, _RAGGED_ROWS - rows), view[None, None, _RAGGED_ROWS, first + rows])
 
 
+def rows_of_segmented_group(view: cute.Tensor, segment: Int32, first: Int32, rows: Int32) -> cute.Tensor:
+    """The same of a view whose columns are (element, segment), from a segment on."""
+    return cute.domain_offset((0, segment, _RAGGED_ROWS - rows), view[None, None, None, _RAGGED_ROWS, first + rows])
+
+
 def views(product: Product, lhs: cute.Pointer, rhs: cute.Pointer, e: Extents) -> tuple[cute.Tensor, cute.Tensor]:
     """The operands as (m or n, contracted, ...), for one tensor map each."""
     if not product.rows_are_ragged:

@@ -35,7 +35,8 @@ from jax_ggemm.kernel.config import KernelSpec
 from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Sm100Config
 from jax_ggemm.kernel.epilogue import Result
 from jax_ggemm.kernel.rings import Barriers
-from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing
+from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
+from jax_ggemm.kernel.wide_boxes import WideBoxes
 from jax_ggemm.products import Product
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
@@ -72,6 +73,7 @@ class GroupedGemmSm100:
         # Row-major operands are contiguous along the contraction, column-major ones across it.
         self.a_major = OperandMajorMode.K if self.ragged_rows else OperandMajorMode.MN
         self.b_major = OperandMajorMode.K if spec.product is Product.DLHS else OperandMajorMode.MN
+        self.wide_boxes: Any = WideBoxes.of(spec.config, spec.product is Product.DLHS, self.tile_k)
 
     def example_arguments(self) -> tuple[Any, ...]:
         """Arguments to compile with: only their types matter."""
@@ -121,6 +123,9 @@ class GroupedGemmSm100:
         b_tma, b_tensor = cute.nvgpu.make_tiled_tma_atom_B(
             load, b_view, b_smem, self.weight_tile, tiled_mma, internal_type=kind
         )
+        wide: Any = None
+        if cutlass.const_expr(self.wide_boxes is not None):
+            wide = self.wide_boxes.tensor_map(b_view, b_smem.inner, load, kind)
         columns = k if cutlass.const_expr(self.spec.product is Product.DLHS) else n
         config = self.config
 
@@ -138,7 +143,7 @@ class GroupedGemmSm100:
         self.storage = Storage
         self._kernel(
             (a_tma, a_tensor, a_smem),
-            (b_tma, b_tensor, b_smem),
+            (b_tma, b_tensor, b_smem, wide),
             tiled_mma,
             (sizes, offsets),
             Result(out, columns, bias, k),
@@ -162,7 +167,7 @@ class GroupedGemmSm100:
         extents: Extents,
     ):
         a_tma, a_tensor, a_smem = a_operand
-        b_tma, b_tensor, b_smem = b_operand
+        b_tma, b_tensor, b_smem, wide = b_operand
         rank = cute.arch.block_idx()[0] % self.blocks
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == _LOAD_WARP:
@@ -172,6 +177,8 @@ class GroupedGemmSm100:
         storage = SmemAllocator().allocate(self.storage)
         a_stages = storage.a.get_tensor(a_smem.outer, swizzle=a_smem.inner)
         b_stages = storage.b.get_tensor(b_smem.outer, swizzle=b_smem.inner)
+        if cutlass.const_expr(self.wide_boxes is not None):
+            wide = (*wide, storage.b.get_tensor(self.wide_boxes.smem(), swizzle=b_smem.inner))
         work = WorkRing.create(
             storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH))),
             storage.ring_barriers.data_ptr(),
@@ -203,9 +210,9 @@ class GroupedGemmSm100:
             self._load(
                 tiled_mma.get_slice(rank),
                 (a_tma, a_tensor, a_stages),
-                (b_tma, b_tensor, b_stages),
+                (b_tma, b_tensor, b_stages, wide),
                 (full, empty, weights),
-                rank == 0,
+                (rank, extents.n),
                 work,
             )
         if warp == _MULTIPLY_WARP:
@@ -237,33 +244,17 @@ class GroupedGemmSm100:
         return tiled_mma.make_fragment_C(cute.append(shape, self.config.slots)).layout
 
     @cute.jit
-    def _load(
-        self, of_block: Any, a_operand: tuple, b_operand: tuple, barriers: tuple, is_first: Boolean, work: WorkRing
-    ):
+    def _load(self, of_block: Any, a_operand: tuple, b_operand: tuple, barriers: tuple, place: tuple, work: WorkRing):
         """Fills the stages with the tiles of both operands; run by one warp of each block."""
         full, empty, weights = barriers
-        a_tma, a_tensor, a_stages = a_operand
-        b_tma, b_tensor, b_stages = b_operand
         config = self.config
         per_stage = config.weight_k_tiles
-        policy = Int64(config.weight_eviction.value)
         at, weights_at = rings.writer(config.stages), rings.writer(config.weight_stages)
         position = work.reader()
         tile = work.get(position)
         while tile.k_tiles >= 0:
             position.advance()
-            if cutlass.const_expr(self.ragged_rows):
-                a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
-                b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
-            else:
-                a_rows = cute.domain_offset(
-                    (tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth)
-                )
-                b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
-            a_tiles = of_block.partition_A(cute.local_tile(a_rows, (self.tile[0], self.tile_k), (0, None)))
-            b_tiles = of_block.partition_B(cute.local_tile(b_rows, self.weight_tile[1:], (0, None)))
-            a_to, a_from = self._partition(a_tma, a_stages, a_tiles)
-            b_to, b_from = self._partition(b_tma, b_stages, b_tiles)
+            a_tiles, b_tiles, boxes = self._tiles(of_block, a_operand, b_operand, tile, place[0])
             for k_tile in cutlass.range(tile.k_tiles, unroll=1):
                 empty.wait(at)
                 opens = k_tile % per_stage == 0
@@ -272,18 +263,12 @@ class GroupedGemmSm100:
                     if cutlass.const_expr(per_stage > 1):
                         weights.wait(weights_at)
                     num_bytes += config.weight_stage_bytes * self.blocks
-                if is_first:
+                if place[0] == 0:
                     full.expect(at, num_bytes)
-                barrier = full.at(at)
-                cute.copy(a_tma, a_from[None, k_tile], a_to[None, at.index], tma_bar_ptr=barrier)
+                cute.copy(a_operand[0], a_tiles[1][None, k_tile], a_tiles[0][None, at.index], tma_bar_ptr=full.at(at))
                 if opens:
-                    cute.copy(
-                        b_tma,
-                        b_from[None, k_tile // per_stage],
-                        b_to[None, weights_at.index],
-                        tma_bar_ptr=barrier,
-                        cache_policy=policy,
-                    )
+                    to = (weights_at.index, full.at(at))
+                    self._load_weights(b_operand, (b_tiles, boxes), (tile, place, k_tile // per_stage), to)
                     weights_at.advance()
                 at.advance()
             tile = work.get(position)
@@ -295,6 +280,50 @@ class GroupedGemmSm100:
             for _ in cutlass.range_constexpr(config.weight_stages):
                 weights.wait(weights_at)
                 weights_at.advance()
+
+    def _tiles(self, of_block: Any, a_operand: tuple, b_operand: tuple, tile: WorkTile, rank: Int32) -> tuple:
+        """What a block loads of a tile: of each operand (shared memory by stage, global memory by tile of the
+        contraction), and the same of the wide boxes.
+        """
+        a_tensor, b_tensor = a_operand[1], b_operand[1]
+        if self.ragged_rows:
+            a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
+            b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
+        else:
+            a_rows = cute.domain_offset((tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth))
+            b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
+        a_tiles = of_block.partition_A(cute.local_tile(a_rows, (self.tile[0], self.tile_k), (0, None)))
+        b_tiles = of_block.partition_B(cute.local_tile(b_rows, self.weight_tile[1:], (0, None)))
+        boxes = [] if self.wide_boxes is None else self.wide_boxes.parts(b_operand[3], tile, self.ragged_rows, rank)
+        return (
+            self._partition(a_operand[0], a_operand[2], a_tiles),
+            self._partition(b_operand[0], b_operand[2], b_tiles),
+            boxes,
+        )
+
+    @cute.jit
+    def _load_weights(self, operand: tuple, tiles: tuple, what: tuple, to: tuple):
+        """Fills a stage of weights, with wide boxes where they end within the rows of the weights."""
+        plain, boxes = tiles
+        tile, (rank, contiguous), stage = what
+        index, barrier = to
+        policy = Int64(self.config.weight_eviction.value)
+        fits = Boolean(False)
+        if cutlass.const_expr(self.wide_boxes is not None):
+            fits = self.wide_boxes.fits(tile, rank, stage, contiguous)
+        if fits:
+            for box_to, box_from in boxes:
+                cute.copy(
+                    operand[3][0],
+                    box_from[None, stage],
+                    box_to[None, index],
+                    tma_bar_ptr=barrier,
+                    cache_policy=policy,
+                )
+        else:
+            cute.copy(
+                operand[0], plain[1][None, stage], plain[0][None, index], tma_bar_ptr=barrier, cache_policy=policy
+            )
 
     @staticmethod
     def _partition(tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> Any:
