@@ -49,7 +49,7 @@ _SCHEDULE_WARP = 6
 _WARPS = 7
 _READERS = 6
 
-_CHUNK = 32
+_CHUNK = 64
 """Columns of a row that a thread of the epilogue holds at a time."""
 
 
@@ -447,7 +447,7 @@ class GroupedGemmSm100:
         slot_full, slot_empty = slots
         config = self.config
         thread = cute.arch.thread_idx()[0]
-        # Of 64 rows a warp has 16, and each half of it every other chunk.
+        # Of 64 rows a warp has 16, and half of its lanes take every other chunk.
         per_load = _CHUNK * 128 // self.rows
         op = tcgen05.Ld32x32bOp if self.rows == 128 else tcgen05.Ld16x32bx2Op
         atom = cute.make_copy_atom(op(tcgen05.Repetition(_CHUNK)), Float32)
@@ -459,7 +459,9 @@ class GroupedGemmSm100:
         coords = of_thread.partition_D(cute.make_identity_tensor((self.rows, per_load)))
         row, offset = coords[0]
         row += first_row
+        first_of_warp = cute.arch.make_warp_uniform(thread // 32) * (self.rows // _EPILOGUE_WARPS) + first_row
         wide = config.wide_stores and epilogue.takes_wide_stores(result)
+        pieces = config.slot_columns // per_load
         slot = rings.reader(config.slots)
         position = work.reader()
         tile = work.get(position)
@@ -468,18 +470,19 @@ class GroupedGemmSm100:
             base = tile.out_row
             if cutlass.const_expr(not self.ragged_rows):
                 base = tile.out_row * result.matrix_rows + tile.a_column
-            pieces = config.slot_columns // per_load
+            has_rows = first_of_warp < tile.rows
             for part in cutlass.range_constexpr(config.slots_per_tile):
                 if tile.k_tiles > 0:
                     slot_full.wait(slot)
-                for i in cutlass.range_constexpr(pieces):
+                for i in cutlass.range(pieces if has_rows else 0, unroll=1):
                     values = cute.make_rmem_tensor(_CHUNK, Float32)
                     values.fill(0.0)
                     column = tile.column + part * config.slot_columns + i * per_load + offset
                     if tile.k_tiles > 0:
                         loaded = cute.make_tensor(values.iterator, cute.make_layout(coords.shape))
                         cute.copy(copy, from_tmem[None, None, None, i, slot.index], loaded)
-                        if cutlass.const_expr(i == pieces - 1):
+                        if i == pieces - 1:
+                            # Nothing is left to read: the next product may start while this one is written.
                             cute.arch.fence_view_async_tmem_load()
                             slot_empty.arrive_at_first(slot)
                         if cutlass.const_expr(self.spec.has_bias):
@@ -487,5 +490,7 @@ class GroupedGemmSm100:
                     if row < tile.rows:
                         epilogue.store_row(values, result, Int64(base) + Int64(row), column, wide)
                 if tile.k_tiles > 0:
+                    if not has_rows:
+                        slot_empty.arrive_at_first(slot)
                     slot.advance()
             tile = work.get(position)
