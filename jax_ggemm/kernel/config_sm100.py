@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import ClassVar
 
 SMEM_BYTES = 227 * 1024
 """Shared memory that one block of compute capability 10.0 may have (CUDA C++ Programming Guide, table of
@@ -36,6 +37,9 @@ class Sm100Config:
 
     Each switch of the four changes that make bytes in flight, or hide the epilogue, stands alone.
     """
+
+    cluster: ClassVar[int] = 1
+    """Blocks that share the contraction of a tile."""
 
     tile_m: int = 128
     """Rows of a tile: 64 or 128 of one block, or 256 of a pair of blocks that multiplies as one (`cta_group::2`)."""
