@@ -6,6 +6,8 @@ import dataclasses
 import enum
 from typing import ClassVar
 
+import numpy as np
+
 SMEM_BYTES = 227 * 1024
 """Shared memory that one block of compute capability 10.0 may have (CUDA C++ Programming Guide, table of
 technical specifications per compute capability)."""
@@ -23,7 +25,7 @@ ATOM_COLUMNS = 256
 """Columns of the widest product that one instruction gives."""
 
 
-class Eviction(enum.Enum):
+class Eviction(enum.IntEnum):
     """How long L2 should hold what a TMA load brought, as the 64-bit policy that the load takes."""
 
     NORMAL = 0x1000000000000000
@@ -96,6 +98,11 @@ class Sm100Config:
     def shared_memory_bytes(self) -> int:
         """Shared memory of one block, at most."""
         return FIXED_BYTES + self.stages * self.stage_bytes + self.weight_stages * self.weight_stage_bytes
+
+    def shared_memory_for(self, out_dtype: np.dtype) -> int:
+        """Shared memory that one block is launched with: results need none."""
+        del out_dtype
+        return self.shared_memory_bytes
 
     @property
     def slot_columns(self) -> int:
