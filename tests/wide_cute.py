@@ -11,6 +11,7 @@ the same operands, and here it takes only those that the kernels take.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,9 +30,10 @@ class CpuStandIn(cute.Targets):
     """Runs a kernel's custom call on the CPU's handler, after checks of what the kernel relies on."""
 
     def __init__(self) -> None:
-        super().__init__(("cpu",))
+        super().__init__(("sm_90a",))
 
-    def call(self, spec: config.KernelSpec, arrays: list[jax.Array], result: Any) -> jax.Array:
+    def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
+        (spec,) = specs.values()
         lhs, rhs, sizes, offset, *bias = arrays
         batch = result.shape[0]
         weights = result if spec.product is Product.DRHS else rhs

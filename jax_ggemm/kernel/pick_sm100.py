@@ -57,12 +57,13 @@ def estimate(config: Sm100Config, product: Product, m: int, k: int, n: int, grou
       The larger of what the memory needs, and of what the SMs need in whole waves.
     """
     rows = m / groups
+    contraction: float
     if product.rows_are_ragged:
         columns, contraction = (k, n) if product is Product.DLHS else (n, k)
         # A group of any size ends in the middle of a tile, on average.
         tiles_down = max(rows / config.tile_m + 0.5, 1.0)
     else:
-        columns, contraction = n, rows
+        columns, contraction = n, max(rows, 1.0)
         tiles_down = float(ceil_div(k, config.tile_m))
     units = MULTIPROCESSORS // config.blocks
     share = config.blocks / MULTIPROCESSORS
