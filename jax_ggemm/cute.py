@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -13,12 +14,12 @@ import numpy as np
 from jax import lax
 
 from jax_ggemm import native, objects, pieces, tuned, xla
-from jax_ggemm.kernel import config
+from jax_ggemm.kernel import architectures, config
 from jax_ggemm.products import Call, Operands, Product
 
 _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 _DTYPES = (*_NARROW, np.dtype(np.float32))
-ARCHITECTURES = {"9.0": "sm_90a"}
+ARCHITECTURES = {capability: known.name for capability, known in architectures.BY_CAPABILITY.items()}
 """Compute capability to the architecture that kernels are compiled for."""
 
 _ALIGNMENT = 8
@@ -33,14 +34,18 @@ _ROWS_PER_GROUP = 128
 class Launcher(Protocol):
     """What a call's kernels run on: `Targets`, or what stands for GPUs in tests."""
 
-    def unavailable(self, spec: config.KernelSpec) -> str | None:
-        """Why a kernel cannot be had, or None where it can."""
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those that the program is for."""
 
-    def call(self, spec: config.KernelSpec, arrays: list[jax.Array], result: Any) -> jax.Array:
+    def unavailable(self, spec: config.KernelSpec, arch: str) -> str | None:
+        """Why a kernel cannot be had for one of the architectures, or None where it can."""
+
+    def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
         """Runs a kernel.
 
         Args:
-          spec: the kernel.
+          specs: the kernel for each of the architectures.
           arrays: lhs, rhs, group_sizes, group_offset and, where the kernel has one, bias; each with one batch axis, of
             the result's length or of length 1.
           result: the type of the result.
@@ -58,21 +63,21 @@ class Targets:
     embedded: bool = False
     """The program holds its kernel objects; otherwise this process does, which is then to run it."""
 
-    def unavailable(self, spec: config.KernelSpec) -> str | None:
+    def unavailable(self, spec: config.KernelSpec, arch: str) -> str | None:
         """See `Launcher`."""
-        reasons = (objects.unavailable(spec, arch, runs_here=not self.embedded) for arch in self.architectures)
-        return next((reason for reason in reasons if reason is not None), None)
+        return objects.unavailable(spec, arch, runs_here=not self.embedded)
 
-    def call(self, spec: config.KernelSpec, arrays: list[jax.Array], result: Any) -> jax.Array:
+    def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
         """The custom call; see `Launcher`."""
         native.register_cuda()
-        attributes: dict[str, object] = {"product": spec.product.value}
+        (product,) = {spec.product for spec in specs.values()}
+        attributes: dict[str, object] = {"product": product.value}
         if self.embedded:
-            loaded = {arch: objects.load(spec, arch) for arch in self.architectures}
+            loaded = {arch: objects.load(spec, arch) for arch, spec in specs.items()}
             attributes["keys"] = {arch: key for arch, (key, _) in loaded.items()}
             attributes["objects"] = dict(loaded.values())
         else:
-            attributes["keys"] = {arch: objects.ensure(spec, arch) for arch in self.architectures}
+            attributes["keys"] = {arch: objects.ensure(spec, arch) for arch, spec in specs.items()}
         return jax.ffi.ffi_call(native.TARGET, result)(*arrays, **attributes)
 
 
@@ -86,9 +91,14 @@ def _architecture() -> str | None:
     return ARCHITECTURES.get(*capabilities) if len(capabilities) == 1 else None
 
 
+def architecture() -> architectures.Architecture:
+    """The architecture of this machine's GPUs; the first that there are kernels for where it has none."""
+    return architectures.BY_NAME[_architecture() or next(iter(architectures.BY_NAME))]
+
+
 def _here() -> Targets | None:
-    architecture = _architecture()
-    return None if architecture is None else Targets((architecture,))
+    name = _architecture()
+    return None if name is None else Targets((name,))
 
 
 def _known(length: int) -> bool:
@@ -110,36 +120,50 @@ def _columns(call: Call, operands: Operands) -> dict[str, int]:
     return {"k": k, "n": n}
 
 
+def _may_round_float32(call: Call) -> bool:
+    """Whether products of float32 may be those of TensorFloat-32, which is what the default precision says."""
+    precisions = call.precision if isinstance(call.precision, tuple) else (call.precision,)
+    return all(precision in {None, lax.Precision.DEFAULT} for precision in precisions)
+
+
 def _kernel_dtypes(call: Call, operands: Operands) -> tuple[np.dtype, np.dtype]:
     """The dtypes of a kernel's operands and of its result."""
     lhs, rhs, out = operands.lhs.dtype, operands.rhs.dtype, np.dtype(call.out_dtype)
     if lhs == rhs and lhs in _NARROW:
         return lhs, out if out == lhs else np.dtype(np.float32)
+    if {lhs, rhs, out} == {np.dtype(np.float32)} and _may_round_float32(call):
+        return lhs, out
     # Sums of several products, or rounded afterwards.
     return _NARROW[0], np.dtype(np.float32)
 
 
-def _specs(call: Call, operands: Operands) -> list[config.KernelSpec]:
+def _specs(call: Call, operands: Operands, arch: str) -> list[config.KernelSpec]:
     """The kernels that a supported call runs: the first product, and the further ones, which have no bias."""
     m, groups = operands.lhs.shape[-2], operands.group_sizes.shape[-1]
     k, n = (-(-length // _ALIGNMENT) * _ALIGNMENT for length in _columns(call, operands).values())
     groups = groups if _known(groups) else 1
     rows = m if _known(m) else _ROWS_PER_GROUP * groups
     in_dtype, out_dtype = _kernel_dtypes(call, operands)
-    picked = tuned.pick(tuned.Problem(call.product, in_dtype, out_dtype, rows, k, n, groups))
+    picked = tuned.pick(tuned.Problem(call.product, in_dtype, out_dtype, rows, k, n, groups), arch)
     first = config.KernelSpec(call.product, in_dtype, out_dtype, operands.bias is not None, picked)
     same = operands.lhs.dtype == operands.rhs.dtype == in_dtype
     return [first] if same or not first.has_bias else [first, dataclasses.replace(first, has_bias=False)]
 
 
-def _unsupported_dtypes(call: Call, operands: Operands) -> str | None:
+def _unsupported_dtypes(call: Call, operands: Operands, launcher: Launcher | None) -> str | None:
     dtypes = {"lhs": operands.lhs.dtype, "rhs": operands.rhs.dtype, "the result": np.dtype(call.out_dtype)}
     for name, dtype in dtypes.items():
         if dtype not in _DTYPES:
             return f"{name} is {dtype}; the GPU kernels take bfloat16, float16 and, beside one of these, float32"
     # A set that the gradients share: they have the same three dtypes in other places.
     if not set(dtypes.values()) & set(_NARROW):
-        return "lhs is float32, rhs and the result too; the GPU kernels need one of the three in bfloat16 or float16"
+        names = () if launcher is None else launcher.architectures
+        if not (names and all(architectures.BY_NAME[name].multiplies_float32 for name in names)):
+            return (
+                "lhs is float32, rhs and the result too; these GPU kernels need one of the three in bfloat16 or float16"
+            )
+        if not _may_round_float32(call):
+            return f"precision {call.precision!r} asks for more of float32 than TensorFloat-32 has"
     if call.names_an_algorithm:
         return f"precision {call.precision!r} names an algorithm; the GPU kernels add in float32"
     return None
@@ -170,13 +194,16 @@ def unsupported(call: Call, operands: Operands, launcher: Launcher | None = None
       operands: its arrays; only their types are read.
       launcher: what the kernels run on; the GPUs of this machine where None.
     """
-    reason = _unsupported_dtypes(call, operands) or _unsupported_shape(call, operands)
+    launcher = launcher or _here()
+    reason = _unsupported_dtypes(call, operands, launcher) or _unsupported_shape(call, operands)
     if reason is not None or _is_empty(call, operands):
         return reason
-    launcher = launcher or _here()
     if launcher is None:
         return f"no NVIDIA GPU of compute capability {' or '.join(ARCHITECTURES)} here"
-    return next((reason for spec in _specs(call, operands) if (reason := launcher.unavailable(spec))), None)
+    reasons = (
+        launcher.unavailable(spec, arch) for arch in launcher.architectures for spec in _specs(call, operands, arch)
+    )
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def grouped_product(call: Call, operands: Operands, launcher: Launcher | None = None) -> jax.Array:
@@ -282,5 +309,5 @@ def _kernel(call: Call, operands: Operands, launcher: Launcher) -> jax.Array:
     shape = operands.out_shape(call)
     # Built from the type of an operand, so that it varies over the mesh axes that the operand varies over.
     result = jax.typeof(operands.lhs).update(shape=(batch, *shape[rank:]), dtype=call.out_dtype, weak_type=False)
-    (spec, *_) = _specs(call, operands)
-    return launcher.call(spec, arrays, result).reshape(shape)
+    specs = {arch: _specs(call, operands, arch)[0] for arch in launcher.architectures}
+    return launcher.call(specs, arrays, result).reshape(shape)

@@ -43,10 +43,10 @@ class GpuKernels:
     native CPU handler or plain JAX.
 
     Attributes:
-      architectures: what to hold kernels for: "sm_90a" (Hopper).
+      architectures: what to hold kernels for: "sm_90a" (Hopper), "sm_100a" and "sm_103a" (Blackwell).
     """
 
-    architectures: tuple[str, ...] = tuple(cute.ARCHITECTURES.values())
+    architectures: tuple[str, ...] = ("sm_90a",)
 
     def __post_init__(self) -> None:
         known = tuple(cute.ARCHITECTURES.values())

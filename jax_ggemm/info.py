@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_ggemm
-from jax_ggemm import binding, native, objects, tuned
-from jax_ggemm.kernel import config
+from jax_ggemm import binding, cute, native, objects, tuned
 from jax_ggemm.products import Call, Operands, Product
 from jax_ggemm.shapes import operand_shapes
 
@@ -127,8 +126,9 @@ def report(m: int, k: int, n: int, groups: int, dtype: str) -> str:
         else:
             lines.append(f'  {product.value}: fails: {choice.taken!r} needs the compiled library; "xla" does not')
         if choice.taken == "cute":
-            taken = tuned.pick(tuned.Problem(product, kind, kind, m, k, n, groups))
-            how = "picked" if taken == config.pick(product, m, k, n, groups) else "tuned"
+            known = cute.architecture()
+            taken = tuned.pick(tuned.Problem(product, kind, kind, m, k, n, groups), known.name)
+            how = "picked" if taken == known.pick(product, m, k, n, groups) else "tuned"
             lines.append(f"    {how}: {taken}")
         lines += [f"    not {name!r}: {reason}" for name, reason in choice.refusals.items() if reason is not None]
     return "\n".join(lines)

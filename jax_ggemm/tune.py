@@ -13,7 +13,6 @@ import numpy as np
 from jax_ggemm import accuracy, bench_products, cute, tuned
 from jax_ggemm.benchmark import environment, markdown
 from jax_ggemm.device_time import measure
-from jax_ggemm.kernel import config
 from jax_ggemm.products import Call, Operands, Product
 from jax_ggemm.shapes import GroupedShape, operand_shapes
 
@@ -59,7 +58,7 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
     Raises:
       NotImplementedError: where no kernel runs on this machine, or none takes the shape.
     """
-    kind = tuned.device_kind()
+    kind, known = tuned.device_kind(), cute.architecture()
     for shape in shapes:
         sizes = jnp.asarray(shape.group_sizes, jnp.int32)
         for product in products:
@@ -69,7 +68,7 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
             assert kind is not None
             operands = bench_products.operands(product, shape, dtype)
             times, left_out = {}, {}
-            for candidate in config.candidates(product):
+            for candidate in known.candidates(product):
                 try:
                     times[candidate] = _time(_with(candidate, call), shape, product, (*operands, sizes))
                 except Exception as error:  # one configuration that fails must not take the others with it
@@ -83,7 +82,7 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
                 "environment": environment(),
             }
             tuned.store(problem, kind, next(iter(ordered)), about)
-            picked = config.pick(product, shape.m, shape.k, shape.n, shape.groups)
+            picked = known.pick(product, shape.m, shape.k, shape.n, shape.groups)
             yield Tuned(problem, shape.name, ordered, picked, left_out)
 
 

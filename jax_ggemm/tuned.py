@@ -23,7 +23,7 @@ import numpy as np
 
 from jax_ggemm import objects
 from jax_ggemm.files import write_json
-from jax_ggemm.kernel import config
+from jax_ggemm.kernel import architectures
 from jax_ggemm.products import Product
 
 _ALIGNMENT = 8
@@ -64,16 +64,25 @@ class Problem:
         return f"{kind}-{self.product.value}-{dtypes}-{extents}.json"
 
 
-def pick(problem: Problem) -> Any:
-    """The configuration that a call takes: the tuned one where there is one, or the analytic pick."""
+def pick(problem: Problem, arch: str = "sm_90a") -> Any:
+    """The configuration that a call takes: the tuned one where there is one, or the analytic pick.
+
+    Args:
+      problem: what the call is.
+      arch: the architecture that its kernel is for.
+
+    Returns:
+      A configuration of that architecture.
+    """
+    architecture = architectures.BY_NAME[arch]
     forced = _forced.get()
     if forced is not None:
         return forced
     kind = device_kind()
     found = None if kind is None else lookup(problem, kind)
-    if found is not None:
+    if found is not None and found in architecture.candidates(problem.product):
         return found
-    return config.pick(problem.product, problem.m, problem.k, problem.n, problem.groups)
+    return architecture.pick(problem.product, problem.m, problem.k, problem.n, problem.groups)
 
 
 @contextlib.contextmanager
@@ -135,7 +144,7 @@ def _read(path: Path, product: Product) -> Any:
         named = json.loads(content)["config"]
     except (ValueError, KeyError, TypeError) as error:
         return _ignored(path, f"it holds no configuration ({type(error).__name__}: {error})")
-    for candidate in config.candidates(product):
+    for candidate in architectures.candidates(product):
         if dataclasses.asdict(candidate) == named:
             return candidate
     return _ignored(path, f"{named} is no candidate for {product.value} of this version")

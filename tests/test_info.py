@@ -59,5 +59,5 @@ def test_on_a_gpu_the_kernel_and_its_configuration_are_said(monkeypatch: pytest.
     text = info.report(64, 64, 64, 2, "float32")
     assert f"picked: {config.pick(Product.FORWARD, 64, 64, 64, 2)}" in text
     other = next(c for c in config.candidates(Product.DRHS) if c != config.pick(Product.DRHS, 64, 64, 64, 2))
-    monkeypatch.setattr(tuned, "pick", lambda problem: other)
+    monkeypatch.setattr(tuned, "pick", lambda problem, arch: other)
     assert f"tuned: {other}" in info.report(64, 64, 64, 2, "float32")

@@ -172,7 +172,7 @@ def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
 def test_the_compile_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
     specs = [dataclasses.replace(SPEC, product=product) for product in Product]
-    monkeypatch.setattr(config, "default_specs", lambda dtypes: specs)
+    monkeypatch.setattr(config, "default_specs", lambda dtypes, candidates: specs)
     command_line.main(["compile", "--arch", "sm_90a", "--out", str(tmp_path), "--keep", "ptx,cubin"])
     entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
     assert [entry["product"] for entry in entries] == ["forward", "dlhs", "drhs"]

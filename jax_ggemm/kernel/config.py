@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.products import Product
 
 SMEM_BYTES = 227 * 1024
@@ -182,7 +183,7 @@ class KernelSpec:
     in_dtype: np.dtype
     out_dtype: np.dtype
     has_bias: bool
-    config: Sm90Config
+    config: Sm90Config | Sm100Config
 
     def __post_init__(self) -> None:
         if self.config.cluster > 1 and self.product.rows_are_ragged:
@@ -203,11 +204,21 @@ class KernelSpec:
         }
 
 
-def default_specs(dtypes: Sequence[np.dtype]) -> Iterator[KernelSpec]:
-    """The kernels of a release: every candidate of every product, with results of the operands' type or float32."""
+def default_specs(
+    dtypes: Sequence[np.dtype], candidates: Callable[[Product], Sequence[Any]] = candidates
+) -> Iterator[KernelSpec]:
+    """The kernels of a release: every candidate of every product, with results of the operands' type or float32.
+
+    Args:
+      dtypes: of the operands.
+      candidates: the configurations for a product.
+
+    Yields:
+      What to compile.
+    """
     for product in Product:
         for dtype in dtypes:
-            for out_dtype in (dtype, np.dtype(np.float32)):
+            for out_dtype in dict.fromkeys((dtype, np.dtype(np.float32))):
                 for has_bias in (False, True) if product.rows_are_ragged else (False,):
                     for config in candidates(product):
                         yield KernelSpec(product, dtype, out_dtype, has_bias, config)

@@ -101,7 +101,7 @@ class HostObject:
         """
         raised: list[BaseException] = []
 
-        def call(kernel, grid, block, cluster, shared_bytes, allowed, values):  # noqa: ANN001, ANN202
+        def call(kernel, grid, block, cluster, shared_bytes, allowed, values):
             try:
                 on_launch(
                     HostLaunch(
