@@ -84,8 +84,9 @@ class LocalExperts(NamedTuple):
 class Exchange(Protocol):
     """What `ExpertParallel.exchange` takes. It must be hashable."""
 
-    split_tokens: bool
-    """Whether the ranks of the expert axis hold different tokens; else they all hold the same ones."""
+    @property
+    def split_tokens(self) -> bool:
+        """Whether the ranks of the expert axis hold different tokens; else they all hold the same ones."""
 
     def __call__(self, tokens: Tokens, local: LocalExperts) -> tuple[jax.Array, jax.Array]:
         """Applies the experts of all ranks to this rank's tokens.

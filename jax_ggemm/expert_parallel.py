@@ -1,4 +1,4 @@
-"""Expert parallelism: the layer over a mesh. Knows mesh axes and PartitionSpecs; exchanges and mathematics are elsewhere.
+"""Expert parallelism: the layer over a mesh. Knows mesh axes and PartitionSpecs; the mathematics is elsewhere.
 
 Under jit the layer runs inside `jax.shard_map` on the whole mesh: every rank routes its own tokens, an exchange brings
 them to the experts and back, and statistics are summed over the ranks that hold different tokens. Composes with
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jax_ggemm.layouts import ExpertLayout, ExpertParams, Interleaved
 
 __all__ = ["ExpertParallel", "Rank"]
 
-_Weights = TypeVar("_Weights", ExpertParams, SharedParams)
+_Weights = Any  # ExpertParams or SharedParams, of arrays, of pairs of arrays, or of PartitionSpecs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ExpertParallel:
     """
 
     expert_axis: str
-    exchange: Exchange = AllToAll()
+    exchange: Exchange = dataclasses.field(default_factory=AllToAll)
     tokens: PartitionSpec | None = None
     tensor_axis: str | None = None
     fsdp_axes: tuple[str, ...] = ()
@@ -62,17 +62,18 @@ class ExpertParallel:
             raise TypeError(f"expert_axis must be the name of a mesh axis, got {self.expert_axis!r}")
         if not isinstance(self.exchange, Exchange):
             raise TypeError(f"exchange must be an Exchange, e.g. AllToAll(), Gather() or Ring(); got {self.exchange!r}")
-        if isinstance(self.fsdp_axes, str) or not all(isinstance(axis, str) for axis in self.fsdp_axes):
+        fsdp_axes: Any = self.fsdp_axes
+        if isinstance(fsdp_axes, str) or not all(isinstance(axis, str) for axis in fsdp_axes):
             raise TypeError(f"fsdp_axes must be a tuple of names of mesh axes, got {self.fsdp_axes!r}")
         object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
         if self.tensor_axis == self.expert_axis:
             raise ValueError(f"tensor_axis must differ from expert_axis, got {self.tensor_axis!r} for both")
 
-    def expert_specs(self, layout: ExpertLayout) -> ExpertParams:
+    def expert_specs(self, layout: ExpertLayout) -> _Weights:
         """The PartitionSpecs that the experts' parameters are stored with."""
         return _specs(self, layout, self.expert_axis, stored=True)
 
-    def shared_specs(self, layout: ExpertLayout) -> SharedParams:
+    def shared_specs(self, layout: ExpertLayout) -> _Weights:
         """The PartitionSpecs that the shared expert's parameters are stored with."""
         return _shared(_specs(self, layout, None, stored=True))
 
@@ -149,7 +150,9 @@ class ExpertParallel:
         if self.expert_axis in self.fsdp_axes:
             raise ValueError(f"fsdp_axes={self.fsdp_axes} must not hold the expert axis: it splits the experts already")
         if len(spec) >= len(shape):
-            raise ValueError(f"tokens={spec} splits {len(spec)} dimensions, and x of shape {shape} has {len(shape) - 1}")
+            raise ValueError(
+                f"tokens={spec} splits {len(spec)} dimensions, and x of shape {shape} has {len(shape) - 1}"
+            )
         for dimension, entry in enumerate(spec):
             size = math.prod(mesh.shape[axis] for axis in _names(entry))
             if shape[dimension] % size:
@@ -187,7 +190,7 @@ class Rank(NamedTuple):
         """The tensor axis, if there is one."""
         return () if self.parallel.tensor_axis is None else (self.parallel.tensor_axis,)
 
-    def specs(self, params: _Weights) -> Any:
+    def specs(self, params: _Weights) -> _Weights:
         """The specs of `take_apart(params)`."""
         specs: Any = _specs(self.parallel, self.layout, self.parallel.expert_axis, stored=False)
         if isinstance(params, SharedParams):
@@ -202,7 +205,7 @@ class Rank(NamedTuple):
         """Whether gate and up are split over the tensor axis one by one."""
         return bool(self.tensor_axes) and not isinstance(self.layout.gate_up, Interleaved)
 
-    def take_apart(self, params: _Weights) -> Any:
+    def take_apart(self, params: _Weights) -> _Weights:
         """The parameters as they enter `jax.shard_map`: gate and up in a pair where their fusion cannot be split."""
         if not self._apart:
             return params
@@ -212,7 +215,7 @@ class Rank(NamedTuple):
             fused["gate_up_bias"] = self.layout.gate_up.split(params.gate_up_bias)
         return params._replace(**fused)
 
-    def put_together(self, params: Any) -> Any:
+    def put_together(self, params: _Weights) -> _Weights:
         """This rank's parameters, as the layer on one device takes them: gathered over the FSDP axes."""
         axes, axis = self.parallel.fsdp_axes, -1 if self.layout.out_first else -2
         model = {"gate_up": axis, "down": -3 - axis, "down_bias": -1, "gate": -2}
@@ -225,7 +228,8 @@ class Rank(NamedTuple):
             if name in model and value is not None:
                 fields[name] = jax.tree.map(lambda array, name=name: whole(name, array), value)
         if self._apart:
-            fields["gate_up"] = self.layout.gate_up.join(*fields["gate_up"], -3 - axis)
+            gate, up = fields["gate_up"]
+            fields["gate_up"] = self.layout.gate_up.join(gate, up, -3 - axis)
             if fields.get("gate_up_bias") is not None:
                 fields["gate_up_bias"] = self.layout.gate_up.join(*fields["gate_up_bias"])
         if fields.get("down_bias") is not None and self.tensor_axes:  # added once, not by every rank
@@ -256,7 +260,7 @@ class Rank(NamedTuple):
         return y, sum_over(counts, self.token_axes), sum_over(dropped, self.token_axes)
 
 
-def _specs(parallel: ExpertParallel, layout: ExpertLayout, expert: str | None, *, stored: bool) -> ExpertParams:
+def _specs(parallel: ExpertParallel, layout: ExpertLayout, expert: str | None, *, stored: bool) -> _Weights:
     """The specs of expert weights. A fused weight with gate beside up is stored whole over the tensor axis."""
     width, hidden = parallel.fsdp_axes or None, parallel.tensor_axis
     fused = None if stored and not isinstance(layout.gate_up, Interleaved) else hidden
@@ -267,8 +271,11 @@ def _specs(parallel: ExpertParallel, layout: ExpertLayout, expert: str | None, *
     return ExpertParams(gate_up, down, PartitionSpec(expert, fused), PartitionSpec(expert, width))
 
 
-def _shared(specs: ExpertParams) -> SharedParams:
-    return SharedParams(PartitionSpec(*specs.gate_up[1:]), PartitionSpec(*specs.down[1:]), PartitionSpec(specs.down_bias[1]))
+def _shared(specs: _Weights) -> _Weights:
+    """The specs of a shared expert from those of experts: without the first dimension."""
+    gate_up, down, _, (_, width) = specs
+    shared: list[Any] = [PartitionSpec(*spec) for spec in (gate_up[1:], down[1:], (width, None))]
+    return SharedParams(*shared)
 
 
 def _names(entry: Any) -> tuple[str, ...]:

@@ -120,9 +120,7 @@ def dispatch(x: jax.Array, permutation: Permutation | Links) -> jax.Array:
     return _spread(x, None, links, np.dtype(x.dtype))
 
 
-def combine(
-    y: jax.Array, weights: jax.Array | None, permutation: Permutation | Links, dtype: Any = None
-) -> jax.Array:
+def combine(y: jax.Array, weights: jax.Array | None, permutation: Permutation | Links, dtype: Any = None) -> jax.Array:
     """Sums the rows of each token, weighted.
 
     Args:
