@@ -1,4 +1,4 @@
-"""What every test file shares: four CPU devices, and the implementations that the op's tests run on."""
+"""What every test file shares: eight CPU devices, and the implementations that the op's tests run on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import jax_ggemm
 
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 
 IMPLEMENTATIONS = ("cpu", "xla")
 """Every test of behaviour runs on each of these."""
