@@ -16,6 +16,7 @@ it takes less is the exchange.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
 import sys
@@ -132,7 +133,7 @@ def time_layer(mesh: Mesh, exchange: Any, shape: LayerShape, repeats: int) -> di
 def training(mesh: Mesh, exchange: Any, model: ModelConfig, config: TrainingConfig, text: corpus.Corpus) -> Any:
     """Trains; returns losses, tokens/s without the first quarter, and what was dropped."""
     placement = None if exchange is None else OnMesh(mesh, ExpertParallel("expert", exchange), False)
-    with jax.set_mesh(mesh):
+    with contextlib.nullcontext() if placement is None else jax.set_mesh(mesh):
         trainer = Trainer(model, config, text, placement)
         warm = max(1, config.steps // 4)
         trainer.advance(warm)
@@ -174,13 +175,20 @@ def main() -> int:
         shown = {name: round(value, 3) for name, value in result.items() if isinstance(value, float | int)}
         print(f"{part:9} {exchange!s:32} {shown or result}", flush=True)
 
-    shape = SMALL if given.small else LayerShape()
-    for exchange in EXCHANGES:
-        note("layer", exchange, lambda exchange=exchange: time_layer(mesh, exchange, shape, given.repeats))
-
     text = corpus.load(400_000)
     exact = ModelConfig(features=64, hidden_features=64, experts=8, dtype="float32")
     short = TrainingConfig(steps=4 if given.small else 20, batch=8, length=32 if given.small else 128)
+    model = ModelConfig(features=2048, hidden_features=768, layers=2, heads=16, experts=64, top_k=8, dtype="bfloat16")
+    config = TrainingConfig(steps=24, batch=16, length=1024)
+    if given.small:
+        model, config = exact, short
+    for exchange in (AtHome(), AllToAll(), Gather(), Ring(), AllToAll(1.5), None):
+        note("training", exchange, lambda exchange=exchange: training(mesh, exchange, model, config, text))
+    home = results["training"][str(AtHome())].get("tokens_per_s")
+    for name, result in results["training"].items():
+        if home and "tokens_per_s" in result and name not in ("None", str(AtHome())):
+            result["exchange_share_of_step"] = 1 - result["tokens_per_s"] / home
+            print(f"share of the step {name:32} {result['exchange_share_of_step']:.1%}")
     with jax.default_matmul_precision("highest"):
         one = training(mesh, None, exact, short, text)["losses"]
         for exchange in (AllToAll(), Gather(), Ring(), Replicated()):
@@ -191,17 +199,10 @@ def main() -> int:
 
             note("losses", exchange, difference)
 
-    model = ModelConfig(features=2048, hidden_features=768, layers=2, heads=16, experts=64, top_k=8, dtype="bfloat16")
-    config = TrainingConfig(steps=24, batch=16, length=1024)
-    if given.small:
-        model, config = exact, short
-    for exchange in (None, *EXCHANGES[:-1]):
-        note("training", exchange, lambda exchange=exchange: training(mesh, exchange, model, config, text))
-    home = results["training"][str(AtHome())].get("tokens_per_s")
-    for name, result in results["training"].items():
-        if home and "tokens_per_s" in result and name not in ("None", str(AtHome())):
-            result["exchange_share_of_step"] = 1 - result["tokens_per_s"] / home
-            print(f"share of the step {name:32} {result['exchange_share_of_step']:.1%}")
+    shape = SMALL if given.small else LayerShape()
+    for exchange in EXCHANGES:
+        note("layer", exchange, lambda exchange=exchange: time_layer(mesh, exchange, shape, given.repeats))
+
     write_json(given.out, results)
     return 0
 
