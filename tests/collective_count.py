@@ -21,18 +21,25 @@ class Collective:
       dtype: of its operands.
       sent: bytes of the operands of one device.
       shapes: of the operands.
+      in_entry: whether it is outside of loops and other inner computations.
     """
 
     name: str
     dtype: str
     sent: int
     shapes: tuple[tuple[int, ...], ...]
+    in_entry: bool
+
+    def to_others(self, ranks: int) -> float:
+        """Bytes that one device sends to the others of its group of `ranks`, in a ring algorithm."""
+        others = {"all-gather": ranks - 1, "all-reduce": 2 * (ranks - 1) / ranks, "collective-permute": 1}
+        return self.sent * others.get(self.name, (ranks - 1) / ranks)
 
 
 def collectives(text: str) -> list[Collective]:
     """The collectives of an optimised HLO module, as `jitted.lower(...).compile().as_text()` prints it.
 
-    A loop's body counts once.
+    A loop's body is listed once.
     """
     types = dict(re.findall(r"(%[\w.-]+) = (\(.*?\)|\S+) ", text))
     found = []
@@ -44,7 +51,7 @@ def collectives(text: str) -> list[Collective]:
         shapes = tuple(tuple(int(n) for n in a[2].split(",") if n) for a in arrays if a is not None)
         kinds = [a[1] for a in arrays if a is not None]
         sent = sum(_size(kind) * math.prod(shape) for kind, shape in zip(kinds, shapes, strict=True))
-        found.append(Collective(match["name"], kinds[0], sent, shapes))
+        found.append(Collective(match["name"], kinds[0], sent, shapes, match.start() > text.index("\nENTRY")))
     return found
 
 
