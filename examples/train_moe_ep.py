@@ -96,8 +96,8 @@ def main() -> int:
     first = jax.process_index() == 0
     try:
         placement = options.placement()
-        with jax.set_mesh(placement.mesh):
-            trainer, settings = prepare(run, placement)
+        # Not within jax.set_mesh: every process makes the whole model on a device of its own first.
+        trainer, settings = prepare(run, placement)
     except (FolderError, FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
