@@ -172,7 +172,7 @@ def main() -> int:
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
         results[part][str(exchange)] = result
         write_json(given.out, results)
-        shown = {name: round(value, 3) for name, value in result.items() if isinstance(value, float | int)}
+        shown = {name: float(f"{value:.4g}") for name, value in result.items() if isinstance(value, float | int)}
         print(f"{part:9} {exchange!s:32} {shown or result}", flush=True)
 
     text = corpus.load(400_000)
