@@ -421,6 +421,12 @@ class Machine {
   // ---- tcgen05.cc ----
   Step TcAlloc(Context& c);
   void TcDealloc(Context& c);
+  struct ScaleFormat {
+    int block;           // elements that share a factor
+    bool exponent_only;  // ue8m0, otherwise ue4m3
+  };
+  void ApplyScales(const Site& site, Cta& cta, const Actor& actor, ScaleFormat format, uint32_t address, uint32_t id,
+                   std::vector<float>& values, int rows, int k);
   void TcMma(Context& c);
   void TcCommit(Context& c);
   void TcCp(Context& c);

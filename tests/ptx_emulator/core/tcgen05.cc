@@ -214,6 +214,26 @@ void Machine::TcCp(Context& c) {
                  site, 0});
 }
 
+// Multiplies [k][row] values by their scale factors, bytes of TMEM: those of row r are in lane r % 32 of column r / 32,
+// from byte `id` on.
+void Machine::ApplyScales(const Site& site, Cta& cta, const Actor& actor, ScaleFormat format, uint32_t address,
+                          uint32_t id, std::vector<float>& values, int rows, int k) {
+  const Tmem& tmem = TmemOf(site, cta, 0);
+  const uint32_t column = ColumnOf(address), columns = static_cast<uint32_t>(rows + 31) / 32;
+  TouchTmem(site, cta, 0, 32, column, columns, actor, false);
+  for (int row = 0; row < rows; ++row) {
+    const size_t at = static_cast<size_t>(row % 32) * kColumns + column + static_cast<size_t>(row / 32);
+    if (!tmem.written[at])
+      Fail("uninitialised", site, Text("the scale factor of row %d in TMEM was never written", row));
+    for (int depth = 0; depth < k; ++depth) {
+      const uint32_t byte = tmem.words[at] >> (8 * (id + static_cast<uint32_t>(depth / format.block)) % 32) & 255;
+      const float scale =
+          format.exponent_only ? std::ldexp(1.0f, static_cast<int>(byte) - 127) : ByteTable(true)[byte & 127];
+      values[static_cast<size_t>(depth) * static_cast<size_t>(rows) + static_cast<size_t>(row)] *= scale;
+    }
+  }
+}
+
 void Machine::TcMma(Context& c) {
   const Instr& i = c.instr;
   const Site site = c.site(*this);
@@ -229,9 +249,9 @@ void Machine::TcMma(Context& c) {
   const InstructionDescriptor description{static_cast<uint32_t>(Value(c, 3, lane))};
   const bool accumulates = *Source<uint32_t>(c, 4) >> lane & 1;
   const MmaKind kind = static_cast<MmaKind>(i.variant);
-  if (i.extra != 0) Fail("unsupported", site, "products with block scales");
   if (i.has(k_a_in_tmem)) Fail("unsupported", site, "A in TMEM");
-  for (int j = 0; j < i.count && 5 + j < i.operands; ++j) {
+  const int block = i.extra;  // elements that share a scale factor, or 0
+  for (int j = 0; block == 0 && j < i.count && 5 + j < i.operands; ++j) {
     if (Value(c, 5 + j, lane) != 0) Fail("unsupported", site, "lanes of the result are left out");
   }
   const auto format = [&](uint32_t code) {
@@ -248,7 +268,12 @@ void Machine::TcMma(Context& c) {
       case MmaKind::i8:
         if (code <= 1) return code == 0 ? Format::u8 : Format::s8;
         break;
-      default:
+      case MmaKind::mxf8f6f4:
+        if (code <= 1) return code == 0 ? Format::e4m3 : Format::e5m2;
+        break;
+      case MmaKind::mxf4:
+      case MmaKind::mxf4nvf4:
+        if (code == 1) return Format::e2m1;
         break;
     }
     Fail("unsupported", site, Text("operands of format %u", code));
@@ -261,7 +286,12 @@ void Machine::TcMma(Context& c) {
     Fail("protocol", site, Text("a product of %d x %d", m, n));
   }
   if (description.Field(2, 1) != 0) Fail("unsupported", site, "sparse products");
-  const uint32_t result = description.Field(4, 2);
+  const uint32_t result = block == 0 ? description.Field(4, 2) : 1;
+  const uint32_t a_scales = block == 0 ? 0 : static_cast<uint32_t>(Address(c, 5, lane));
+  const uint32_t b_scales = block == 0 ? 0 : static_cast<uint32_t>(Address(c, 6, lane));
+  if (block != 0 && (own_m != 128 || description.Field(15, 2) != 0 || description.Field(31, 1) != 0)) {
+    Fail("unsupported", site, "block scales with this shape or layout");
+  }
   if ((kind == MmaKind::i8) != (result == 2) || result > 2) Fail("protocol", site, "no such format of the result");
   AsyncOp op;
   op.cluster = cta.cluster->number;
@@ -282,23 +312,31 @@ void Machine::TcMma(Context& c) {
       *cta.cluster, cta,
       {[=, this] {
          const Actor actor = AsyncActor(op, pc, false);
-         const int k = 32 / BytesOf(a_format);
+         const int k = 2 * PerChunk(a_format);
          const int b_rows = n / parts;
          std::vector<float> whole_b(static_cast<size_t>(k) * n);
          Tile tile;
          for (int v = 0; v < parts; ++v) {
-           LoadTile(site, *targets[v], {b, b_rows, k, b_format, description.Field(16, 1) != 0}, actor, tile);
+           LoadTile(site, *targets[v], {b, b_rows, k, b_format, block == 0 && description.Field(16, 1) != 0}, actor,
+                    tile);
            for (int depth = 0; depth < k; ++depth) {
              std::copy_n(tile.values.begin() + depth * b_rows, b_rows, whole_b.begin() + depth * n + v * b_rows);
            }
          }
+         const bool one_byte_exponent = description.Field(23, 1) != 0;
          const bool negative = description.Field(13, 1) != description.Field(14, 1);
          for (int v = 0; v < parts; ++v) {
            Cta& target = *targets[v];
            Tmem& tmem = TmemOf(site, target, 0);
-           LoadTile(site, target, {a, own_m, k, a_format, description.Field(15, 1) != 0}, actor, tile);
+           LoadTile(site, target, {a, own_m, k, a_format, block == 0 && description.Field(15, 1) != 0}, actor, tile);
+           std::vector<float> scaled_b = whole_b;
+           if (block != 0) {
+             const ScaleFormat scales{block, one_byte_exponent};
+             ApplyScales(site, target, actor, scales, a_scales, description.Field(29, 2), tile.values, own_m, k);
+             ApplyScales(site, target, actor, scales, b_scales, description.Field(4, 2), scaled_b, n, k);
+           }
            std::vector<float> sums(static_cast<size_t>(own_m) * n, 0.0f);
-           MultiplyAdd(tile.values.data(), own_m, whole_b.data(), n, k, own_m, n, sums.data());
+           MultiplyAdd(tile.values.data(), own_m, scaled_b.data(), n, k, own_m, n, sums.data());
            // Where the rows and columns of the result lie.
            const bool halves = pair && own_m == 64, scattered = !pair && own_m == 64;
            const uint32_t columns = static_cast<uint32_t>(halves ? n / 2 : n), column = ColumnOf(d);
