@@ -40,6 +40,7 @@ class Ran:
 
     faults: tuple[Fault, ...]
     y: np.ndarray
+    warnings: tuple[Fault, ...] = ()
 
     @property
     def kinds(self) -> set[str]:
@@ -58,7 +59,8 @@ def run(
     launch = Launch(block=(threads, 1, 1), shared_bytes=shared, params=[x.ctypes.data, y.ctypes.data])
     text = _HEAD.format(target=target, body=body)
     checks = Checks(max_instructions=200_000)
-    return Ran(emulate(text, launch, space, seed=seed, checks=checks, raises=False).faults, y)
+    report = emulate(text, launch, space, seed=seed, checks=checks, raises=False)
+    return Ran(report.faults, y, report.warnings)
 
 
 def wait(barrier: str, parity: int, label: str) -> str:
@@ -387,6 +389,82 @@ BOTH: shfl.sync.bfly.b32 %r7, %r6, 1, 31, -1;
     ran = run(body)
     assert not ran.faults
     assert ran.y[:32].tolist() == [(i ^ 1) + (100 if i % 2 == 0 else 200) for i in range(32)]
+
+
+# ---- warpgroup products ----
+
+_AGAIN = """
+  wgmma.fence.sync.aligned;
+  setp.lt.u32 %p4, %r1, 32; @%p4 add.s64 %rd6, %rd6, 1;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r10, %r11, %r12, %r13}, %rd6, %rd6, %p3, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 0;
+"""
+
+
+def wgmma(
+    fence: str = "wgmma.fence.sync.aligned;",
+    commit: str = "wgmma.commit_group.sync.aligned;",
+    early: str = "",
+    wait_text: str = "wgmma.wait_group.sync.aligned 0;",
+    proxy: str = "fence.proxy.async.shared::cta;",
+    late: str = "",
+) -> Ran:
+    """Ones (64, 16) by ones (8, 16), without a swizzle: 16 in every place."""
+    body = f"""
+  mov.u32 %r5, 0x3f803f80;
+  shl.b32 %r6, %r1, 4; add.s32 %r6, %r2, %r6;
+  st.shared.v4.b32 [%r6], {{%r5, %r5, %r5, %r5}};
+  st.shared.v4.b32 [%r6+2048], {{%r5, %r5, %r5, %r5}};
+  {proxy}
+  bar.sync 0;
+  shr.u32 %r7, %r2, 4; cvt.u64.u32 %rd6, %r7;
+  mov.u64 %rd7, 0x0000000800010000; or.b64 %rd6, %rd6, %rd7;
+  mov.b32 %r10, 0f00000000; mov.b32 %r11, %r10; mov.b32 %r12, %r10; mov.b32 %r13, %r10;
+  mov.pred %p3, 1;
+  {fence}
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%r10, %r11, %r12, %r13}}, %rd6, %rd6, %p3, 1, 1, 0, 0;
+  {commit}
+  {early}
+  {wait_text}
+  {late}
+  setp.gt.u32 %p4, %r1, 63; @%p4 bra END;
+  st.global.b32 [%rd5], %r13;
+END:
+"""
+    return run(body, threads=128, shared=8192)
+
+
+def test_a_warpgroup_product() -> None:
+    ran = wgmma()
+    assert not ran.faults
+    assert not ran.warnings
+    assert (ran.y.view(np.float32) == 16).all()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "changes"),
+    [
+        ({"protocol"}, {"fence": ""}),
+        ({"protocol"}, {"wait_text": ""}),
+        ({"protocol"}, {"commit": ""}),
+        ({"race"}, {"proxy": ""}),
+        ({"race"}, {"early": "st.shared.b32 [%r6], %r1;"}),
+        ({"protocol"}, {"late": _AGAIN}),
+    ],
+)
+def test_wrong_warpgroup_products(kinds: set[str], changes: dict[str, str]) -> None:
+    ran = wgmma(**changes)
+    assert ran.kinds
+    assert ran.kinds <= kinds
+
+
+def test_an_accumulator_that_is_used_early_is_a_warning() -> None:
+    ran = wgmma(early="add.f32 %r20, %r13, %r13;")
+    assert not ran.faults
+    (warning,) = ran.warnings
+    assert warning.kind == "serialised"
+    assert warning.instruction == "add.f32 %r20, %r13, %r13"
 
 
 # ---- tensor memory ----
