@@ -167,6 +167,13 @@ def test_two_bytes_of_a_word_do_not_race() -> None:
     assert not run(body, threads=64).faults
 
 
+def test_lanes_that_write_the_same_value_to_one_place_do_not_race() -> None:
+    assert not run("st.shared.u32 [%r2], 7;").faults
+    assert run("st.shared.u32 [%r2], %r1;").kinds == {"race"}
+    assert run("st.shared.u32 [%r2], 7; st.shared.u32 [%r2], 7;", threads=64).kinds == {"race"}
+    assert not run("st.shared.u32 [%r2], 7; bar.sync 0; st.shared.u32 [%r2], 7;").faults
+
+
 def test_writes_of_two_clusters_to_one_place_race() -> None:
     y = np.zeros(32, np.uint32)
     memory = Memory()
@@ -465,6 +472,46 @@ def test_an_accumulator_that_is_used_early_is_a_warning() -> None:
     (warning,) = ran.warnings
     assert warning.kind == "serialised"
     assert warning.instruction == "add.f32 %r20, %r13, %r13"
+
+
+# ---- clusters ----
+
+
+def test_a_cluster_that_has_not_started_is_taken() -> None:
+    # The first cluster takes the others one by one, and writes each one's number plus one.
+    text = _HEAD.format(
+        target="sm_100a",
+        body=f"""
+  mbarrier.init.shared.b64 [%r2+1024], 1;
+  fence.mbarrier_init.release.cluster;
+  mov.u32 %r5, %ctaid.x;
+  mov.u32 %r6, 0;
+NEXT:
+  mul.wide.u32 %rd6, %r5, 4; add.s64 %rd6, %rd2, %rd6;
+  add.u32 %r7, %r5, 1;
+  st.global.u32 [%rd6], %r7;
+  mbarrier.arrive.expect_tx.shared.b64 %rd7, [%r2+1024], 16;
+  clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2], [%r2+1024];
+  {wait("%r2+1024", 0, "W").replace(", 0,", ", %r6,")}
+  xor.b32 %r6, %r6, 1;
+  ld.shared.v2.b64 {{%rd8, %rd9}}, [%r2];
+  mov.b128 %q, {{%rd8, %rd9}};
+  clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q;
+  @!%p2 bra DONE;
+  clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r5, %q;
+  fence.proxy.async.shared::cta;
+  bra NEXT;
+DONE:
+""",
+    ).replace(".reg .pred", ".reg .b128 %q; .reg .pred")
+    y = np.zeros(9, np.uint32)
+    memory = Memory()
+    memory.add("y", y, writable=True)
+    launch = Launch(grid=(9, 1, 1), block=(1, 1, 1), shared_bytes=4096, params=[0, y.ctypes.data])
+    for resident in (1, 3):
+        y[:] = 0
+        emulate(text, launch, memory, checks=Checks(resident_clusters=resident))
+        assert y.tolist() == list(range(1, 10))
 
 
 # ---- tensor memory ----
