@@ -37,6 +37,10 @@ class CudaError(RuntimeError):
     """A call of the driver failed."""
 
 
+class RefusedError(CudaError):
+    """A kernel was stopped."""
+
+
 def _aligned(size: int) -> ctypes.Array[Any]:
     """Zeroed bytes at a multiple of 64."""
     raw = (ctypes.c_char * (size + 64))()
@@ -144,7 +148,10 @@ class Driver:
             int(program.cluster > 1),
         )
         self._call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, None)
-        self._call("cuCtxSynchronize")
+        try:
+            self._call("cuCtxSynchronize")
+        except CudaError as error:
+            raise RefusedError(*error.args) from None
         results = {}
         for i, buffer in program.buffers():
             if buffer.written:

@@ -66,8 +66,6 @@ class Program:
     shared_bytes: int
     expected: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
     """By argument, what the reading of the manuals says that written buffers hold: a check of the probe itself."""
-    rounded: bool = False
-    """Whether results are sums that hardware rounds in a way of its own: not compared bit for bit."""
 
     def buffers(self) -> Iterator[tuple[int, Buffer]]:
         """(argument, buffer) of every pointer."""
@@ -127,7 +125,7 @@ def program(
     threads: int = 32,
     shared_bytes: int = 0,
     cluster: int = 1,
-    **checks: object,
+    expected: Mapping[int, np.ndarray] | None = None,
 ) -> Program:
     """Puts a program together.
 
@@ -142,7 +140,7 @@ def program(
       threads: per block.
       shared_bytes: dynamic shared memory.
       cluster: blocks of the one cluster that is launched.
-      **checks: `expected` and `rounded` of the `Program`.
+      expected: of the `Program`.
 
     Returns:
       The program.
@@ -170,7 +168,7 @@ def program(
     ptx = _HEADER.format(
         parameters=",\n".join(parameters), threads=threads, prologue="\n".join(prologue), body=body.strip("\n")
     )
-    return Program(name, ptx, tuple(arguments), threads, cluster, cluster, shared_bytes, **checks)  # type: ignore[arg-type]
+    return Program(name, ptx, tuple(arguments), threads, cluster, cluster, shared_bytes, expected or {})
 
 
 WAIT = """\

@@ -24,7 +24,7 @@ SECONDS = 30
 
 def _work(connection: multiprocessing.connection.Connection) -> None:
     """Runs the programs whose names come in, until one fails."""
-    from ptx_vectors.driver import CudaError, Driver  # noqa: PLC0415
+    from ptx_vectors.driver import CudaError, Driver, RefusedError  # noqa: PLC0415
 
     try:
         driver = Driver()
@@ -32,6 +32,8 @@ def _work(connection: multiprocessing.connection.Connection) -> None:
         while (name := connection.recv()) is not None:
             results, remarks = driver.run(programs()[name])
             connection.send((results, remarks))
+    except RefusedError as error:
+        connection.send(error)
     except (CudaError, OSError) as error:
         connection.send(str(error))
 
@@ -89,6 +91,7 @@ def main() -> None:
     """Runs everything, prints a table, writes the file."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else recording.PATH
     results: dict[str, dict[int, np.ndarray]] = {}
+    refused: dict[str, str] = {}
     failed, worker, machine = 0, None, {}
     for name, program in programs().items():
         if worker is None:
@@ -97,11 +100,15 @@ def main() -> None:
                 raise SystemExit(f"no GPU: {worker.opened}")
             machine = {"gpu": worker.opened[0], "cuda": worker.opened[1], "driver": _driver_version()}
         answer = worker.run(name)
-        if isinstance(answer, str):
-            failed += 1
+        if isinstance(answer, str | Exception):
             worker.close()
             worker = None
-            note = f"FAILED: {answer}"
+            if isinstance(answer, str):
+                failed += 1
+                note = f"FAILED: {answer}"
+            else:
+                refused[name] = str(answer)
+                note = f"refused: {answer}"
         else:
             results[name], remarks = answer
             note = "; ".join([*filter(None, [_judge(name, results[name])]), *remarks])
@@ -109,9 +116,9 @@ def main() -> None:
     if worker is not None:
         worker.close()
     machine["date"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    digests = {name: programs()[name].digest() for name in results}
-    recording.Recording(results, digests, machine).save(path)
-    print(f"{len(results)} programs recorded, {failed} failed; {path.stat().st_size} bytes in {path}; {machine}")
+    digests = {name: programs()[name].digest() for name in (*results, *refused)}
+    recording.Recording(results, refused, digests, machine).save(path)
+    print(f"{len(results)} programs recorded, {len(refused)} refused, {failed} failed; {path.stat().st_size} bytes in {path}; {machine}")
 
 
 if __name__ == "__main__":

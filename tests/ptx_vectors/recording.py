@@ -17,6 +17,8 @@ class Recording:
 
     results: dict[str, dict[int, np.ndarray]]
     """By program and argument."""
+    refused: dict[str, str]
+    """Programs that the GPU stopped, and the error."""
     digests: dict[str, str]
     """Of the programs, as they were when they ran."""
     machine: dict[str, str]
@@ -25,7 +27,7 @@ class Recording:
     def save(self, path: Path) -> None:
         """Writes the file."""
         arrays = {f"{name}/{i}": a for name, of in self.results.items() for i, a in of.items()}
-        about = json.dumps({"digests": self.digests, "machine": self.machine})
+        about = json.dumps({"refused": self.refused, "digests": self.digests, "machine": self.machine})
         with path.open("wb") as file:
             np.savez_compressed(file, about=np.array(about), **arrays)  # type: ignore[arg-type]
 
@@ -39,4 +41,4 @@ def load(path: Path = PATH) -> Recording:
             if key != "about":
                 name, i = key.rsplit("/", 1)
                 results.setdefault(name, {})[int(i)] = file[key]
-    return Recording(results, about["digests"], about["machine"])
+    return Recording(results, about["refused"], about["digests"], about["machine"])

@@ -19,20 +19,25 @@ def swizzled(address: np.ndarray, swizzle: int) -> np.ndarray:
     return address ^ (((address >> 7) & (swizzle // 16 - 1)) << 4) if swizzle else address
 
 
-def _box(tensor_map: TensorMap, at: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each element of a box: its byte in the box and in the tensor, and whether it is in bounds."""
+def _box(tensor_map: TensorMap, at: Sequence[int], chunk: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each element of a box: its byte in the box and in the tensor, and whether it, or its chunk, is in bounds."""
     size = ELEMENT_BYTES[tensor_map.element]
     index = np.stack(np.meshgrid(*map(np.arange, tensor_map.box), indexing="ij")).reshape(len(tensor_map.box), -1)
     in_box = size * np.ravel_multi_index(tuple(index[::-1]), tensor_map.box[::-1])
     place = index + np.array(at)[:, None]
-    inside = ((place >= 0) & (place < np.array(tensor_map.extents)[:, None])).all(0)
+    first = place.copy()
+    first[0] = place[0] * size // chunk * chunk // size
+    inside = ((first >= 0) & (first < np.array(tensor_map.extents)[:, None])).all(0)
     strides = [size, *tensor_map.strides]
     byte = [sum(int(s) * int(p) for s, p in zip(strides, column, strict=True)) % 2**64 for column in place.T]
     return in_box, np.where(inside, np.array(byte, np.uint64), 0).astype(np.int64), inside
 
 
-def _nan(element: str) -> bytes:
-    return {"f16": b"\xff\x7f", "bf16": b"\xff\x7f", "f32": b"\xff\xff\xff\x7f"}[element]
+_NAN = {"bf16": b"\xf7\x7f"}
+"""What fills a box where NaN is asked for: as an H200 does."""
+
+_CHUNK = 16
+"""Stores are clipped in whole pieces of so many bytes along the contiguous axis (seen on an H200)."""
 
 
 def _instruction(tensor_map: TensorMap, at: Sequence[int], argument: int = 0, action: str = "load", to: str = "") -> str:
@@ -78,7 +83,7 @@ ISSUED:
     element = ELEMENT_BYTES[tensor_map.element]
     in_box, byte, inside = _box(tensor_map, at)
     data = tensor_map.buffer.before.view(np.uint8)
-    fill = np.frombuffer(_nan(tensor_map.element) if tensor_map.fill_nan else bytes(element), np.uint8)
+    fill = np.frombuffer(_NAN[tensor_map.element] if tensor_map.fill_nan else bytes(element), np.uint8)
     for i in range(element):
         target = swizzled(in_box + shift + i, tensor_map.swizzle)
         expected[target] = np.where(inside, data[byte + i * inside], fill[i])
@@ -110,7 +115,7 @@ STORED:
     expected = {}
     if not add:
         result = tensor_map.buffer.before.view(np.uint8).copy()
-        in_box, byte, inside = _box(tensor_map, at)
+        in_box, byte, inside = _box(tensor_map, at, _CHUNK)
         for i in range(ELEMENT_BYTES[element]):
             taken = swizzled(in_box + i, tensor_map.swizzle)
             result[(byte + i)[inside]] = source.before.view(np.uint8)[taken[inside]]
@@ -172,6 +177,9 @@ def _loads() -> Iterator[Program]:
     yield load("u8_swizzle_64", tensor("u8", (170, 20), (64, 8), swizzle=64), (130, -2))
     yield load("padded_rows", tensor("bf16", (52, 20), (32, 8), pad=32, swizzle=64), (32, 6))
     yield load("fill_nan", tensor("bf16", (52, 20), (32, 8), swizzle=64, fill_nan=True), (32, 15))
+    for column in (-8, -4, 1, 2, 4, 12):
+        yield load(f"from_column_{column}", tensor("bf16", (52, 20), (32, 8), pad=16), (column, 3))
+    yield load("last_chunk", tensor("bf16", (51, 20), (32, 8), pad=16, swizzle=64), (24, 3))
     yield load("rank_1", tensor("f32", (100,), (64,)), (68,))
     yield load("rank_3", tensor("bf16", (72, 10, 5), (64, 4, 3), swizzle=128), (16, 8, 3))
     yield load("rank_4", tensor("f16", (40, 6, 5, 4), (32, 2, 3, 2), swizzle=64), (16, 5, -1, 3))
@@ -205,6 +213,10 @@ def _stores() -> Iterator[Program]:
         for name, place in {"inside": (8, 3), "end": (52 - columns // 2, 15), "start": (-8, -3)}.items():
             target = tensor("bf16", (52, 20), (columns, 8), pad=16, written=True, swizzle=swizzle)
             yield store(f"swizzle_{swizzle}_{name}", target, place)
+    for column, row in ((-8, 3), (0, -3), (0, -8), (24, 15), (48, 3), (56, 3), (0, 20), (4, 3), (12, 3), (-4, 3)):
+        target = tensor("bf16", (51, 20), (32, 8), pad=16, written=True)
+        yield store(f"at_{column}_{row}", target, (column, row))
+        yield store(f"bf16_at_{column}_{row}", target, (column, row), add=True)
     yield store("nothing", tensor("bf16", (52, 20), (32, 8), written=True), (52, 0))
     yield store("rank_3", tensor("f16", (40, 12, 3), (32, 8, 1), written=True, swizzle=64), (16, 8, 1))
     yield store("rank_4", tensor("f32", (20, 6, 3, 2), (16, 4, 2, 1), written=True), (8, 4, 2, 1))
