@@ -1,0 +1,95 @@
+// Matrix operands in shared memory, as the descriptors of both kinds of tensor core describe them.
+#include "machine.h"
+#include "numbers.h"
+#include "products.h"
+#include "tensormap.h"
+
+namespace ptx {
+namespace {
+
+struct Descriptor {
+  uint32_t start, leading, stride;  // bytes
+  int swizzle;                      // 0 none, 1 32B, 2 64B, 3 128B
+  int atomicity;
+};
+
+}  // namespace
+
+void Machine::LoadTile(const Site& site, Cta& cta, const Matrix2d& matrix, const Actor& actor, Tile& tile) {
+  const auto field = [&](int at, int width) {
+    return static_cast<uint32_t>(matrix.descriptor >> at & ((uint64_t{1} << width) - 1));
+  };
+  Descriptor d{field(0, 14) << 4, field(16, 14) << 4, field(32, 14) << 4, 0, 0};
+  if (options_.blackwell) {
+    constexpr int kSwizzle[8] = {0, 3, 3, -1, 2, -1, 1, -1};
+    if (field(46, 3) != 1) Fail("protocol", site, "bits 46 to 48 of the descriptor are not 1, which sm_100 expects");
+    if (field(52, 1) != 0 || field(49, 3) != 0) Fail("unsupported", site, "a descriptor with base offset or LBO mode");
+    d.swizzle = kSwizzle[field(61, 3)];
+    d.atomicity = field(61, 3) == 1;
+  } else {
+    constexpr int kSwizzle[4] = {0, 3, 2, 1};
+    if (field(49, 3) != 0) Fail("unsupported", site, "a descriptor with base offset");
+    d.swizzle = kSwizzle[field(62, 2)];
+  }
+  if (d.swizzle < 0) Fail("protocol", site, "no such swizzle in the descriptor");
+
+  const int element = BytesOf(matrix.format), per_chunk = 16 / element;
+  const uint32_t pitch = 16u << d.swizzle;
+  const uint32_t end = kReservedShared + options_.shared_bytes;
+  const int rows = matrix.rows;
+  tile.values.resize(static_cast<size_t>(matrix.k) * rows);
+  const auto chunk = [&](uint32_t plain, float* to) {
+    const uint32_t address = Swizzle(plain, d.swizzle, d.atomicity);
+    if (address < kReservedShared || address + 16 > end) {
+      Fail("out-of-bounds", site,
+           Text("the descriptor %#llx reaches byte %d of shared memory, of which the launch has %u",
+                static_cast<unsigned long long>(matrix.descriptor),
+                static_cast<int>(address) - static_cast<int>(kReservedShared), options_.shared_bytes));
+    }
+    uint8_t raw[16];
+    ReadShared(site, cta, address, 16, actor, raw);
+    Widen(matrix.format, raw, to);
+  };
+  float values[16];
+  if (!matrix.mn_major) {
+    for (int r = 0; r < rows; ++r) {
+      const uint32_t row = static_cast<uint32_t>(matrix.first_row + r);
+      for (int k = 0; k < matrix.k; k += per_chunk) {
+        const uint32_t bytes = static_cast<uint32_t>(k * element);
+        const uint32_t plain = d.swizzle == 0 ? d.start + row % 8 * 16 + row / 8 * d.stride + bytes / 16 * d.leading
+                                              : d.start + row % 8 * pitch + row / 8 * d.stride + bytes;
+        chunk(plain, values);
+        for (int j = 0; j < per_chunk; ++j) tile.values[static_cast<size_t>(k + j) * rows + r] = values[j];
+      }
+    }
+    return;
+  }
+  const uint32_t across = pitch / static_cast<uint32_t>(element);  // elements of a swizzled row
+  const uint32_t group = d.atomicity ? 4 : 8;
+  for (int k = 0; k < matrix.k; ++k) {
+    const uint32_t depth = static_cast<uint32_t>(k);
+    for (int r = 0; r < rows; r += per_chunk) {
+      const uint32_t row = static_cast<uint32_t>(matrix.first_row + r);
+      const uint32_t plain =
+          d.swizzle == 0
+              ? d.start + depth % 8 * 16 + row / static_cast<uint32_t>(per_chunk) * d.stride + depth / 8 * d.leading
+              : d.start + row % across * static_cast<uint32_t>(element) + depth % group * pitch +
+                    depth / group * d.stride + row / across * d.leading;
+      chunk(plain, values);
+      std::memcpy(&tile.values[static_cast<size_t>(k) * rows + r], values, static_cast<size_t>(per_chunk) * 4);
+    }
+  }
+}
+
+void MultiplyAdd(const float* a, int a_rows, const float* b, int b_rows, int k, int rows, int columns, float* sums) {
+  for (int m = 0; m < rows; ++m) {
+    float* to = sums + static_cast<size_t>(m) * columns;
+    for (int depth = 0; depth < k; ++depth) {
+      const float x = a[static_cast<size_t>(depth) * a_rows + m];
+      const float* y = b + static_cast<size_t>(depth) * b_rows;
+      for (int n = 0; n < columns; ++n) to[n] += x * y[n];
+    }
+  }
+}
+
+}  // namespace ptx
