@@ -78,6 +78,8 @@ class Report:
     """Warp instructions that were executed."""
     counts: dict[str, int]
     """The same by opcode."""
+    warnings: tuple[Fault, ...] = ()
+    """What is right and may be slow: "serialised" for accumulators that are used before their wgmma.wait_group."""
     timeline: dict[str, Any] | None = None
     """With `Checks.timeline`; see README.md."""
 
@@ -228,6 +230,7 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
         tuple(_fault(kernel, fault) for fault in result["faults"]),
         argument.executed,
         by_opcode,
+        tuple(_fault(kernel, fault) for fault in result["warnings"]),
         result.get("timeline"),
     )
 

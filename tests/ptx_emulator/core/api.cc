@@ -96,15 +96,17 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
   machine.Run();
   launch->executed = machine.instructions;
   std::memcpy(launch->counts, machine.executed.data(), machine.executed.size() * sizeof(int64_t));
-  std::string json = "{\"faults\": [";
-  for (size_t i = 0; i < machine.faults.size(); ++i) {
-    const ptx::Fault& fault = machine.faults[i];
-    if (i > 0) json += ", ";
-    json += "{\"kind\": " + Quote(fault.kind) + ", \"message\": " + Quote(fault.message) +
-            Text(", \"pc\": %u, \"cta\": [%u, %u, %u], \"warp\": %d, \"lanes\": %u}", fault.site.pc, fault.site.cta.x,
-                 fault.site.cta.y, fault.site.cta.z, fault.site.warp, fault.site.lanes);
-  }
-  json += "]}";
+  const auto list = [](const std::vector<ptx::Fault>& faults) {
+    std::string json = "[";
+    for (const ptx::Fault& fault : faults) {
+      if (json.size() > 1) json += ", ";
+      json += "{\"kind\": " + Quote(fault.kind) + ", \"message\": " + Quote(fault.message) +
+              Text(", \"pc\": %u, \"cta\": [%u, %u, %u], \"warp\": %d, \"lanes\": %u}", fault.site.pc,
+                   fault.site.cta.x, fault.site.cta.y, fault.site.cta.z, fault.site.warp, fault.site.lanes);
+    }
+    return json + "]";
+  };
+  const std::string json = "{\"faults\": " + list(machine.faults) + ", \"warnings\": " + list(machine.warnings) + "}";
   return strdup(json.c_str());
 }
 

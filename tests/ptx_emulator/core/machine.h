@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -104,6 +105,9 @@ struct Warp {
     uint32_t pc;
   };
   std::vector<InFlight> in_flight;  // accumulators that products may still write
+  bool early = false;               // one of them was used before its wait
+  Site early_site;
+  int early_line = 0;
   uint32_t wgmma_agent = 0;
 
   // Cluster barrier.
@@ -222,6 +226,7 @@ class Machine {
   void Run();
 
   std::vector<Fault> faults;
+  std::vector<Fault> warnings;
   std::vector<int64_t> executed;  // by instruction
   int64_t instructions = 0;
 
@@ -392,6 +397,7 @@ class Machine {
   uint64_t progress_ = 0;  // grows with everything that may end a wait
   Random random_;
   std::map<std::pair<uint32_t, uint32_t>, int> reported_races_;
+  std::set<std::pair<uint32_t, uint32_t>> warned_;
   alignas(64) uint8_t scratch_[512];
 };
 

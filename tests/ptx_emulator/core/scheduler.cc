@@ -327,6 +327,9 @@ void Machine::FinishCluster(Cluster& cluster) {
   while (RunAsync(cluster)) {
   }
   for (const auto& cta : cluster.ctas) {
+    for (const Warp& warp : cta->warps) {
+      if (warp.early) Fail("protocol", warp.early_site, "an accumulator is used, and no wgmma.wait_group follows");
+    }
     if (cta->tmem != nullptr && !cta->tmem->allocations.empty()) {
       Fail("protocol", {static_cast<uint32_t>(program_.instructions.size() - 1), cta->id, -1, 0},
            Text("%u columns of TMEM are still allocated at the end of the CTA",

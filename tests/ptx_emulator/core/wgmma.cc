@@ -19,11 +19,16 @@ void Machine::CheckAccumulators(Context& c) {
     const Operand* accumulators = program_.operands.data() + mma.first;
     for (int j = 0; j < mma.count / 2; ++j) {
       for (int o = 0; o < c.instr.operands; ++o) {
-        if (c.operands[o].kind == kRegister && c.operands[o].place == accumulators[j].place) {
-          Fail("protocol", c.site(*this),
-               Text("an accumulator of the wgmma of line %d is used, and no wgmma.wait_group says that it is complete",
-                    mma.line));
+        if (c.operands[o].kind != kRegister || c.operands[o].place != accumulators[j].place) continue;
+        // The machine code waits for what it uses: the compiler knows of this dependence, and its front end moves
+        // conversions before the wait. It must come, though.
+        while (warp.executed <= product.serial) WgmmaExecute(warp);
+        if (!warp.early) {
+          warp.early = true;
+          warp.early_site = c.site(*this);
+          warp.early_line = mma.line;
         }
+        return;
       }
     }
   }
@@ -34,6 +39,11 @@ void Machine::WgmmaIssue(Context& c) {
   const Instr& i = c.instr;
   const Site site = c.site(*this);
   Cta& cta = *warp.cta;
+  if (warp.early) {
+    Fail("protocol", warp.early_site,
+         Text("an accumulator of the wgmma of line %d is used, and no wgmma.wait_group follows before the next product",
+              warp.early_line));
+  }
   if (warp.fence_needed) {
     Fail("protocol", site, "no wgmma.fence since the accumulators were last used by other instructions");
   }
@@ -100,6 +110,16 @@ void Machine::WgmmaWait(Context& c) {
   warp.in_flight.erase(std::remove_if(warp.in_flight.begin(), warp.in_flight.end(),
                                       [&](const Warp::InFlight& product) { return product.serial < complete; }),
                        warp.in_flight.end());
+  if (warp.early && warp.in_flight.empty()) {
+    warp.early = false;
+    warp.fence_needed = true;
+    if (warned_.insert({warp.early_site.pc, 0}).second) {
+      warnings.push_back({"serialised", Text("an accumulator of the wgmma of line %d is used before wgmma.wait_group: the "
+                                             "compiler must put a wait of its own here",
+                                             warp.early_line),
+                          warp.early_site});
+    }
+  }
   ++progress_;
 }
 
