@@ -59,7 +59,7 @@ class HopperBed:
     def mutations(self) -> Sequence[Mutation[HopperText]]:
         """Those that are for this bed."""
         everything = (*hopper_synchronisation.MUTATIONS.all, *hopper_data.MUTATIONS.all)
-        return [m for m in everything if self.name in (m.beds or ("forward 128x128",))]
+        return [m for m in everything if self.name in m.beds]
 
     @functools.cached_property
     def _compiled(self) -> kernels.CompiledKernel:
@@ -121,7 +121,7 @@ class HopperBed:
 
 
 def beds() -> list[HopperBed]:
-    """Every bed; the first one takes the mutations that name none."""
+    """Every bed."""
     return [
         HopperBed(Product.FORWARD, Sm90Config(128, 128, 6)),
         HopperBed(Product.DRHS, Sm90Config(128, 128, 6)),

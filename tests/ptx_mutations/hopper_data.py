@@ -6,7 +6,7 @@ from ptx_mutations.hopper_text import HopperText
 from ptx_mutations.mutation import WRONG, Mutations
 from ptx_mutations.text import NotFoundError
 
-MUTATIONS: Mutations[HopperText] = Mutations()
+MUTATIONS: Mutations[HopperText] = Mutations(beds=("forward 128x128",))
 _add = MUTATIONS.add
 _LOAD = r"cp\.async\.bulk\.tensor\.\dd\.shared::cta"
 _STORE = r"cp\.async\.bulk\.tensor\.\dd\.global"
@@ -244,6 +244,50 @@ def staging_buffer_stored_twice(t: HopperText) -> None:
     """The second piece of a whole tile is stored to the columns of the first."""
     line = t.find(_STORE, t.staged, 1)
     t.substitute(line, r"\{%\w+,", "{" + _coordinates(t, t.find(_STORE, t.staged))[0] + ",")
+
+
+# Ragged contractions: the view whose rows end with the group
+
+_DRHS = ("drhs 128x128",)
+
+
+@_add(WRONG, beds=_DRHS)
+def group_that_ends_a_row_late(t: HopperText) -> None:
+    """The rows that are contracted are those one row further on."""
+    line = t.find(_LOAD, t.load)
+    _shift(t, line, _coordinates(t, line)[3], 1)
+
+
+@_add(WRONG, beds=_DRHS)
+def group_that_starts_a_row_early(t: HopperText) -> None:
+    """The rows that are contracted begin with the last one of the group before, and leave out the group's own last one."""
+    line = t.find(_LOAD, t.load, 1)
+    _shift(t, line, _coordinates(t, line)[1], -1)
+
+
+@_add("out-of-bounds", beds=_DRHS)
+def view_of_another_turn(t: HopperText) -> None:
+    """The view is taken one turn short, where its strides do not come back to the operand."""
+    line = t.find(_LOAD, t.load)
+    turn = _coordinates(t, line)[2]
+    t.substitute(line, rf", {turn}, ", ", %mutant, ")
+    t.insert(line, f"mov.b32 	%mutant, {2**30 - 1};")
+    t.insert(t.find(r"^\{") + 1, ".reg .b32 	%mutant;")
+
+
+@_add(WRONG, beds=_DRHS)
+def result_of_the_next_group(t: HopperText) -> None:
+    """Products are stored as those of the group behind."""
+    line = t.find(_STORE, t.products)
+    _shift(t, line, _coordinates(t, line)[2], 1)
+
+
+@_add(WRONG, beds=_DRHS)
+def empty_group_not_zeroed(t: HopperText) -> None:
+    """Accumulators of a group without rows keep what the tile before left in them."""
+    first = t.find(r"mov\.b32\s+%\w+, 0f00000000;", t.products)
+    for line in t.all(r"mov\.b32\s+%\w+, %\w+;", range(first + 1, first + 12))[:4]:
+        t.drop(line)
 
 
 # The scheduler

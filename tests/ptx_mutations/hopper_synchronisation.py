@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptx_mutations.hopper_text import HopperText
 from ptx_mutations.mutation import WRONG, Mutations
 
-MUTATIONS: Mutations[HopperText] = Mutations()
+MUTATIONS: Mutations[HopperText] = Mutations(beds=("forward 128x128", "drhs 128x128"))
 _add = MUTATIONS.add
 
 
@@ -31,7 +31,7 @@ def init_one_barrier_forgotten(t: HopperText) -> None:
     t.drop(lines[-1])
 
 
-@_add("race", "barrier")
+@_add("race", "barrier", "deadlock")
 def stage_empty_count_one_less(t: HopperText) -> None:
     """A stage counts as empty when all consumer warps but one are done with it."""
     t.set_count("stage_empty", -1)
@@ -49,7 +49,7 @@ def stage_full_count_one_more(t: HopperText) -> None:
     t.set_count("stage_full", +1)
 
 
-@_add("race", "barrier")
+@_add("race", "barrier", "deadlock")
 def ring_empty_count_one_less(t: HopperText) -> None:
     """A work tile's slot counts as read when all reading warps but one have read it."""
     t.set_count("ring_empty", -1)
