@@ -16,9 +16,7 @@ FULL = bool(os.environ.get("JAX_GGEMM_TEST_FULL"))
 BEDS = hopper.beds()
 
 
-@pytest.mark.parametrize(
-    ("bed", "mutation"), all_of(BEDS), ids=lambda value: value.name.replace(" ", "-")
-)
+@pytest.mark.parametrize(("bed", "mutation"), all_of(BEDS), ids=lambda value: value.name.replace(" ", "-"))
 def test_a_mutation_is_caught(bed: TestBed, mutation: Mutation[Any]) -> None:
     finding = investigate(bed, mutation, range(5 if FULL else 1))
     assert finding.caught, finding

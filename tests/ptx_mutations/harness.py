@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ptx_emulator import Report
+
 from ptx_mutations.mutation import WRONG, Mutation
 from ptx_mutations.text import Text
 

@@ -260,7 +260,7 @@ def group_that_ends_a_row_late(t: HopperText) -> None:
 
 @_add(WRONG, beds=_DRHS)
 def group_that_starts_a_row_early(t: HopperText) -> None:
-    """The rows that are contracted begin with the last one of the group before, and leave out the group's own last one."""
+    """The contraction begins with the last row of the group before, and leaves out the group's own last one."""
     line = t.find(_LOAD, t.load, 1)
     _shift(t, line, _coordinates(t, line)[1], -1)
 

@@ -20,7 +20,9 @@ class HopperText(Text):
         ring = 8 * RING_DEPTH
         # As in `Storage` of kernel/sm90.py: full, then empty ones.
         starts = {"stage_full": 0, "stage_empty": stages, "ring_full": 2 * stages, "ring_empty": 2 * stages + ring}
-        self._barriers = {name: range(start, start + (ring if "ring" in name else stages)) for name, start in starts.items()}
+        self._barriers = {
+            name: range(start, start + (ring if "ring" in name else stages)) for name, start in starts.items()
+        }
         self.config = config
 
     # Lines move when instructions are inserted: parts are looked up anew each time.
@@ -96,4 +98,3 @@ class HopperText(Text):
         self.insert(self.find(r"^\{") + 1, ".reg .b32 	%mutant;")
         for i in lines:
             self.substitute(i + 2, rf", {register};", ", %mutant;")
-

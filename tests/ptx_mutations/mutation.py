@@ -35,7 +35,9 @@ class Mutations(Generic[T]):
         self.all: list[Mutation[T]] = []
         self._beds = beds
 
-    def add(self, *kinds: str, beds: tuple[str, ...] | None = None) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
+    def add(
+        self, *kinds: str, beds: tuple[str, ...] | None = None
+    ) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
         """Adds the decorated function, which edits a text; its docstring says what the fault is."""
 
         def decorate(apply: Callable[[T], None]) -> Callable[[T], None]:

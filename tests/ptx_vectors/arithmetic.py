@@ -12,7 +12,29 @@ from ptx_vectors.program import Buffer, Program, output, program
 
 THREADS = 512
 
-_EDGES_16 = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 0x7F, 0x80, 0xFF, 0x100, 0x1234, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF]
+_EDGES_16 = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    15,
+    16,
+    17,
+    31,
+    0x7F,
+    0x80,
+    0xFF,
+    0x100,
+    0x1234,
+    0x7FFE,
+    0x7FFF,
+    0x8000,
+    0x8001,
+    0xFFFE,
+    0xFFFF,
+]
 _EDGES_32 = [
     *(0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000),
     *(0x80000001, 0xFFFFFF80, 0xFFFFFFFE, 0xFFFFFFFF),
@@ -50,7 +72,9 @@ def _pairs(edges: Sequence[int], dtype: type[np.generic], seed: int) -> np.ndarr
     count = THREADS - len(pairs)
     rest = np.frombuffer(rng.bytes(16 * count), np.uint64).reshape(count, 2) & np.uint64(2**bits - 1)
     a, b = np.concatenate([pairs, rest]).T
-    c = np.where(rng.random_sample(THREADS) < 0.5, rng.choice(np.array(edges, np.uint64), THREADS), rng.permutation(a ^ (b << 1)))
+    c = np.where(
+        rng.random_sample(THREADS) < 0.5, rng.choice(np.array(edges, np.uint64), THREADS), rng.permutation(a ^ (b << 1))
+    )
     return np.stack([a, b, c]).astype(dtype)
 
 
@@ -63,10 +87,27 @@ def _families() -> Iterator[_Family]:
         "integer_32",
         _pairs(_EDGES_32, np.uint32, 1),
         [
-            *(f"{op} 	{{d}}, {{a}}, {{b}};" for op in (
-                "add.s32", "sub.s32", "mul.lo.s32", "mul.hi.s32", "mul.hi.u32", "and.b32", "or.b32", "xor.b32", "shl.b32",
-                "shr.u32", "shr.s32", "min.s32", "max.s32", "min.u32", "max.u32", "min.relu.s32",
-            )),
+            *(
+                f"{op} 	{{d}}, {{a}}, {{b}};"
+                for op in (
+                    "add.s32",
+                    "sub.s32",
+                    "mul.lo.s32",
+                    "mul.hi.s32",
+                    "mul.hi.u32",
+                    "and.b32",
+                    "or.b32",
+                    "xor.b32",
+                    "shl.b32",
+                    "shr.u32",
+                    "shr.s32",
+                    "min.s32",
+                    "max.s32",
+                    "min.u32",
+                    "max.u32",
+                    "min.relu.s32",
+                )
+            ),
             *(f"{op} 	{{d}}, {{a}};" for op in ("not.b32", "neg.s32", "popc.b32", "clz.b32", "brev.b32", "abs.s32")),
             *(f"{op} 	{{d}}, {{a}}, {{b}}, {{c}};" for op in ("mad.lo.s32", "mad.hi.s32", "mad.hi.u32", "prmt.b32")),
             *(f"{op} 	{{dl}}, {{a}}, {{b}};" for op in ("mul.wide.s32", "mul.wide.u32")),
@@ -92,10 +133,23 @@ def _families() -> Iterator[_Family]:
         "integer_64",
         _pairs(_EDGES_64, np.uint64, 2),
         [
-            *(f"{op} 	{{dl}}, {{al}}, {{bl}};" for op in (
-                "add.s64", "sub.s64", "mul.lo.s64", "and.b64", "or.b64", "xor.b64", "min.s64", "max.s64",
-            )),
-            *(f"cvt.u32.u64 	{{b}}, {{bl}};\n\t{op} 	{{dl}}, {{al}}, {{b}};" for op in ("shl.b64", "shr.u64", "shr.s64")),
+            *(
+                f"{op} 	{{dl}}, {{al}}, {{bl}};"
+                for op in (
+                    "add.s64",
+                    "sub.s64",
+                    "mul.lo.s64",
+                    "and.b64",
+                    "or.b64",
+                    "xor.b64",
+                    "min.s64",
+                    "max.s64",
+                )
+            ),
+            *(
+                f"cvt.u32.u64 	{{b}}, {{bl}};\n\t{op} 	{{dl}}, {{al}}, {{b}};"
+                for op in ("shl.b64", "shr.u64", "shr.s64")
+            ),
             "not.b64 	{dl}, {al};",
             "neg.s64 	{dl}, {al};",
             "mad.lo.s64 	{dl}, {al}, {bl}, {cl};",
@@ -112,9 +166,17 @@ def _families() -> Iterator[_Family]:
         "integer_16",
         _pairs(_EDGES_16, np.uint16, 3),
         [
-            *(f"{op} 	{{dh}}, {{ah}}, {{bh}};\n\tcvt.u32.u16 	{{d}}, {{dh}};" for op in (
-                "add.s16", "sub.s16", "mul.lo.s16", "and.b16", "or.b16", "xor.b16",
-            )),
+            *(
+                f"{op} 	{{dh}}, {{ah}}, {{bh}};\n\tcvt.u32.u16 	{{d}}, {{dh}};"
+                for op in (
+                    "add.s16",
+                    "sub.s16",
+                    "mul.lo.s16",
+                    "and.b16",
+                    "or.b16",
+                    "xor.b16",
+                )
+            ),
             *(
                 f"cvt.u32.u16 	{{b}}, {{bh}};\n\t{op} 	{{dh}}, {{ah}}, {{b}};\n\tcvt.u32.u16 	{{d}}, {{dh}};"
                 for op in ("shl.b16", "shr.u16", "shr.s16")
@@ -122,7 +184,10 @@ def _families() -> Iterator[_Family]:
             "not.b16 	{dh}, {ah};\n\tcvt.u32.u16 	{d}, {dh};",
             "mul.wide.s16 	{d}, {ah}, {bh};",
             "mul.wide.u16 	{d}, {ah}, {bh};",
-            *(f"cvt.{to}.{of} 	{{d}}, {{ah}};" for to, of in (("u32", "u16"), ("s32", "s16"), ("s32", "s8"), ("u32", "u8"))),
+            *(
+                f"cvt.{to}.{of} 	{{d}}, {{ah}};"
+                for to, of in (("u32", "u16"), ("s32", "s16"), ("s32", "s8"), ("u32", "u8"))
+            ),
             "cvt.s16.s8 	{dh}, {ah};\n\tcvt.u32.u16 	{d}, {dh};",
             "cvt.s64.s16 	{dl}, {ah};",
             "cvt.u64.u16 	{dl}, {ah};",
@@ -178,8 +243,11 @@ def _families() -> Iterator[_Family]:
     )
 
 
-_REGISTERS = {f"{name}{suffix}": f"%{letter}{i}" for i, name in enumerate("dabc") for suffix, letter in
-              (("", "r"), ("l", "d"), ("h", "h"))}
+_REGISTERS = {
+    f"{name}{suffix}": f"%{letter}{i}"
+    for i, name in enumerate("dabc")
+    for suffix, letter in (("", "r"), ("l", "d"), ("h", "h"))
+}
 
 
 def _program(family: _Family) -> Program:

@@ -14,8 +14,21 @@ _SCRIPTS: dict[str, Sequence[tuple[str, int]]] = {
     "arrivals_with_counts": [("init", 5), ("arrive", 2), ("arrive", 3), ("arrive", 5), ("arrive", 4), ("arrive", 1)],
     "bytes_after_the_arrival": [("init", 1), ("arrive_expect", 48), ("complete", 16), ("complete", 32), ("arrive", 1)],
     "bytes_before_they_are_expected": [("init", 1), ("complete", 64), ("arrive_expect", 64), ("arrive", 1)],
-    "bytes_expected_twice": [("init", 2), ("arrive_expect", 32), ("arrive_expect", 32), ("complete", 48), ("complete", 16)],
-    "expected_without_arrival": [("init", 1), ("expect", 16), ("arrive", 1), ("complete", 16), ("expect", 8), ("complete", 8)],
+    "bytes_expected_twice": [
+        ("init", 2),
+        ("arrive_expect", 32),
+        ("arrive_expect", 32),
+        ("complete", 48),
+        ("complete", 16),
+    ],
+    "expected_without_arrival": [
+        ("init", 1),
+        ("expect", 16),
+        ("arrive", 1),
+        ("complete", 16),
+        ("expect", 8),
+        ("complete", 8),
+    ],
     "no_bytes": [("init", 1), ("arrive_expect", 0), ("arrive_expect", 0)],
     "largest_count": [("init", 2**20 - 1), ("arrive", 2**20 - 2), ("arrive", 1), ("arrive", 2**20 - 1)],
 }

@@ -64,7 +64,7 @@ def _end(size: int) -> str:
 
 
 def _remote(with_count: bool) -> Program:
-    """Each thread writes to the other block's shared memory and arrives at its barrier; each block waits for its own."""
+    """Threads write to the other block's shared memory and arrive at its barrier; each block waits for its own."""
     arrival = "mbarrier.arrive.release.cluster.shared::cluster.b64 	_, [%r3]"
     many = f"	setp.ne.b32 	%p1, %thread, 5;\n	@%p1 bra 	ARRIVED;\n	{arrival}, {THREADS};"
     body = f"""
@@ -92,9 +92,7 @@ ARRIVED:
     name = "cluster_remote_arrival_with_count" if with_count else "cluster_remote_arrivals"
     expected = np.concatenate([1000 + np.arange(THREADS), np.arange(THREADS)]).astype(np.uint32)
     arguments = (output(2 * THREADS),)
-    return program(
-        name, arguments, body, threads=THREADS, cluster=2, shared_bytes=2048, expected={0: expected}
-    )
+    return program(name, arguments, body, threads=THREADS, cluster=2, shared_bytes=2048, expected={0: expected})
 
 
 def _multicast(by_both: bool) -> Program:
@@ -103,6 +101,7 @@ def _multicast(by_both: bool) -> Program:
     view = tensor("bf16", (104, 40), (64, rows), swizzle=128)
     size = 64 * 2 * 16
     row = "%r8" if by_both else "20"
+    load = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
     others = "" if by_both else "	setp.ne.b32 	%p2, %r1, 0;\n	@%p2 bra 	ISSUED;"
     body = f"""
 {_begin(1)}
@@ -114,7 +113,7 @@ def _multicast(by_both: bool) -> Program:
 	mad.lo.s32 	%r8, %r1, 8, 30;
 	mov.b16 	%h0, 3;
 {others}
-	cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r7+1024], [%a1, {{48, {row}}}], [%base], %h0;
+	{load} [%r7+1024], [%a1, {{48, {row}}}], [%base], %h0;
 ISSUED:
 {wait("%base")}
 {_end(size)}

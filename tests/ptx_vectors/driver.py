@@ -156,7 +156,9 @@ class Driver:
         for i, buffer in program.buffers():
             if buffer.written:
                 results[i] = after = np.empty_like(buffer.before)
-                self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(after.ctypes.data), addresses[i], ctypes.c_size_t(after.nbytes))
+                self._call(
+                    "cuMemcpyDtoH_v2", ctypes.c_void_p(after.ctypes.data), addresses[i], ctypes.c_size_t(after.nbytes)
+                )
             self._call("cuMemFree_v2", addresses[i])
         self._call("cuModuleUnload", module)
         return results, remarks
@@ -171,7 +173,11 @@ class Driver:
             encoded = ours
         if encoded[:64] != ours[:64]:
             words = [np.frombuffer(e[:64], np.uint64) for e in (encoded, ours)]
-            remarks += [f"tensor map word {i}: {a:#x}, ours {b:#x}" for i, (a, b) in enumerate(zip(*words, strict=True)) if a != b]
+            remarks += [
+                f"tensor map word {i}: {a:#x}, ours {b:#x}"
+                for i, (a, b) in enumerate(zip(*words, strict=True))
+                if a != b
+            ]
         result = _aligned(128)
         result[:] = encoded
         return result

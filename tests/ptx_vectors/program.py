@@ -129,9 +129,9 @@ def program(
 ) -> Program:
     """Puts a program together.
 
-    The body finds pointers and the addresses of tensor maps in %a0, %a1, ..., and 32-bit scalars in %s0, %s1, ..., by the
-    argument's place; %thread, %lane; and the address of dynamic shared memory in %base. It may use %p, %h (16-bit), %r
-    (32-bit), %f (32-bit) and %d (64-bit) registers.
+    The body finds pointers and the addresses of tensor maps in %a0, %a1, ..., and 32-bit scalars in %s0, %s1, ..., by
+    the argument's place; %thread, %lane; and the address of dynamic shared memory in %base. It may use %p, %h (16-bit),
+    %r (32-bit), %f (32-bit) and %d (64-bit) registers.
 
     Args:
       name: of the program.
@@ -190,20 +190,34 @@ def wait(barrier: str, parity: int | str = 0) -> str:
 
 def copy_to_shared(source: str, offset: int, size: int, threads: int) -> str:
     """Instructions with which all threads copy bytes from global memory (%aN) to shared memory; 16-byte pieces."""
-    return _copy(size, threads, f"COPY_IN_{offset}", lambda: f"""\
+    return _copy(
+        size,
+        threads,
+        f"COPY_IN_{offset}",
+        lambda: (
+            f"""\
 	add.s64 	%d60, {source}, %d60;
 	ld.global.v4.b32 	{{%r60, %r61, %r62, %r63}}, [%d60];
 	add.s32 	%r58, %base, %r59;
-	st.shared.v4.b32 	[%r58+{offset}], {{%r60, %r61, %r62, %r63}};""")
+	st.shared.v4.b32 	[%r58+{offset}], {{%r60, %r61, %r62, %r63}};"""
+        ),
+    )
 
 
 def copy_from_shared(target: str, offset: int, size: int, threads: int) -> str:
     """Instructions with which all threads copy bytes from shared memory to global memory (%aN); 16-byte pieces."""
-    return _copy(size, threads, f"COPY_OUT_{offset}", lambda: f"""\
+    return _copy(
+        size,
+        threads,
+        f"COPY_OUT_{offset}",
+        lambda: (
+            f"""\
 	add.s64 	%d60, {target}, %d60;
 	add.s32 	%r58, %base, %r59;
 	ld.shared.v4.b32 	{{%r60, %r61, %r62, %r63}}, [%r58+{offset}];
-	st.global.v4.b32 	[%d60], {{%r60, %r61, %r62, %r63}};""")
+	st.global.v4.b32 	[%d60], {{%r60, %r61, %r62, %r63}};"""
+        ),
+    )
 
 
 def _copy(size: int, threads: int, label: str, step: object) -> str:

@@ -1,6 +1,6 @@
 """Runs every probe on the GPU of this machine and keeps what came out: `python -m ptx_vectors.record [FILE]` in tests/.
 
-Each probe runs in a process that the next one shares only if all went well. A probe that fails or hangs loses itself alone.
+A process runs probes until one fails or hangs; the next probe gets a new process.
 """
 
 from __future__ import annotations
@@ -115,10 +115,11 @@ def main() -> None:
         print(f"{name:48} {program.digest()}  {note}", flush=True)
     if worker is not None:
         worker.close()
-    machine["date"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    machine["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
     digests = {name: programs()[name].digest() for name in (*results, *refused)}
     recording.Recording(results, refused, digests, machine).save(path)
-    print(f"{len(results)} programs recorded, {len(refused)} refused, {failed} failed; {path.stat().st_size} bytes in {path}; {machine}")
+    counts = f"{len(results)} programs recorded, {len(refused)} refused, {failed} failed"
+    print(f"{counts}; {path.stat().st_size} bytes in {path}; {machine}")
 
 
 if __name__ == "__main__":

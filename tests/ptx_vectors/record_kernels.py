@@ -35,7 +35,7 @@ def run(case: Case, implementation: Any) -> np.ndarray:
       Unsigned integers of the result's size.
     """
     call, operands = case.operands()
-    with mock.patch.object(config, "pick", lambda *shapes: case.config):
+    with mock.patch.object(config, "pick", return_value=case.config):
         result = jax.jit(lambda *a: implementation(*a), static_argnums=0)(call, operands)
     array = np.asarray(result)
     return array.view({2: np.uint16, 4: np.uint32}[array.itemsize])
@@ -48,7 +48,9 @@ def digest(array: np.ndarray) -> str:
 
 def _compile() -> None:
     specs = list(dict.fromkeys(case.spec for case in cases()))
-    missing = [s for s in specs if objects.read(objects.cache_directory() / f"{objects.key(s, ARCHITECTURE)}.o") is None]
+    missing = [
+        s for s in specs if objects.read(objects.cache_directory() / f"{objects.key(s, ARCHITECTURE)}.o") is None
+    ]
     for spec, data in zip(missing, objects.build_all(missing, ARCHITECTURE), strict=True):
         objects.write(objects.cache_directory() / f"{objects.key(spec, ARCHITECTURE)}.o", data)
     print(f"{len(specs)} objects in {objects.cache_directory()}")
@@ -82,13 +84,15 @@ def _record(path: Path) -> None:
         "platform": jax.devices()[0].client.platform_version.replace("\n", " "),
         "kernel sources": objects.versions()["sources"],
         "dsl": objects.versions()["dsl"],
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     about = json.dumps({"exact": exact, "rounded": rounded, "machine": machine})
     with path.open("wb") as file:
         np.savez_compressed(file, about=np.array(about), **arrays)  # type: ignore[arg-type]
-    print(f"{len(exact)} exact, {len(rounded)} rounded in {len(arrays)} different results, {failed} failed;"
-          f" {path.stat().st_size} bytes in {path}; {machine}")
+    print(
+        f"{len(exact)} exact, {len(rounded)} rounded in {len(arrays)} different results, {failed} failed;"
+        f" {path.stat().st_size} bytes in {path}; {machine}"
+    )
 
 
 def main() -> None:

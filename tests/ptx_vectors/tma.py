@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ptx_vectors.program import ELEMENT_BYTES, Buffer, Program, TensorMap, copy_from_shared, copy_to_shared, output, program, wait
+from ptx_vectors.program import (
+    ELEMENT_BYTES,
+    Buffer,
+    Program,
+    TensorMap,
+    copy_from_shared,
+    copy_to_shared,
+    output,
+    program,
+    wait,
+)
 
 THREADS = 128
 _TILE = 1024
@@ -40,7 +50,9 @@ _CHUNK = 16
 """Stores are clipped in whole pieces of so many bytes along the contiguous axis (seen on an H200)."""
 
 
-def _instruction(tensor_map: TensorMap, at: Sequence[int], argument: int = 0, action: str = "load", to: str = "") -> str:
+def _instruction(
+    tensor_map: TensorMap, at: Sequence[int], argument: int = 0, action: str = "load", to: str = ""
+) -> str:
     """One TMA instruction, in the words that the compiled kernels use."""
     rank = len(tensor_map.box)
     coordinates = ", ".join(map(str, at))
@@ -89,11 +101,18 @@ ISSUED:
         expected[target] = np.where(inside, data[byte + i * inside], fill[i])
     arguments = (tensor_map, pattern, output(size // 4), tensor_map.buffer)
     return program(
-        f"load_{name}", arguments, body, threads=THREADS, shared_bytes=_TILE + size, expected={2: expected.view(np.uint32)}
+        f"load_{name}",
+        arguments,
+        body,
+        threads=THREADS,
+        shared_bytes=_TILE + size,
+        expected={2: expected.view(np.uint32)},
     )
 
 
-def store(name: str, tensor_map: TensorMap, at: Sequence[int], *, add: bool = False, whole_warp: bool = False) -> Program:
+def store(
+    name: str, tensor_map: TensorMap, at: Sequence[int], *, add: bool = False, whole_warp: bool = False
+) -> Program:
     """A box of shared memory is stored, or added, to a tensor."""
     size = -(-tensor_map.box_bytes // 16) * 16
     rng = np.random.RandomState(len(name))
@@ -122,9 +141,7 @@ STORED:
         expected = {2: result.view(tensor_map.buffer.before.dtype)}
     arguments = (tensor_map, source, tensor_map.buffer)
     kind = "add" if add else "store"
-    return program(
-        f"{kind}_{name}", arguments, body, threads=THREADS, shared_bytes=_TILE + size, expected=expected
-    )
+    return program(f"{kind}_{name}", arguments, body, threads=THREADS, shared_bytes=_TILE + size, expected=expected)
 
 
 def _values(rng: np.random.RandomState, element: str, count: int) -> np.ndarray:
@@ -164,10 +181,15 @@ def _loads() -> Iterator[Program]:
             "corner": (104 - columns // 4, 36),
         }
         for name, place in at.items():
-            yield load(f"bf16_swizzle_{swizzle}_{name}", tensor("bf16", (104, 40), (columns, 16), swizzle=swizzle), place)
+            yield load(
+                f"bf16_swizzle_{swizzle}_{name}", tensor("bf16", (104, 40), (columns, 16), swizzle=swizzle), place
+            )
         for shift in (128, 256, 512) if swizzle else (128,):
             yield load(
-                f"bf16_swizzle_{swizzle}_at_{shift}", tensor("bf16", (104, 40), (columns, 12), swizzle=swizzle), (8, 2), shift
+                f"bf16_swizzle_{swizzle}_at_{shift}",
+                tensor("bf16", (104, 40), (columns, 12), swizzle=swizzle),
+                (8, 2),
+                shift,
             )
     for name, place in {"past_columns": (104, 0), "past_rows": (0, 40), "far": (2**31 - 64, -(2**31))}.items():
         yield load(f"nothing_{name}", tensor("bf16", (104, 40), (64, 8), swizzle=128), place)
@@ -268,5 +290,3 @@ def programs() -> Iterator[Program]:
         assert probe.name not in seen, probe.name
         seen.add(probe.name)
         yield probe
-
-

@@ -20,8 +20,15 @@ def _shuffles() -> Program:
         *(("down", b, c) for b in ("1", "16", "%r1") for c in (0x1F, 0x181F, 0x0F)),
         *(("bfly", b, c) for b in ("1", "2", "4", "16", "31", "%r1") for c in (0x1F, 0x181F, 0x0F)),
     ]
-    body = ["	mul.wide.u32 	%d0, %lane, 4;", "	add.s64 	%d1, %a0, %d0;", "	ld.global.b32 	%r0, [%d1];"]
-    body += ["	add.s64 	%d2, %a1, %d0;", *(f"	ld.global.b32 	%r{j + 1}, [%d2+{128 * j}];" for j in range(3))]
+    body = [
+        "	mul.wide.u32 	%d0, %lane, 4;",
+        "	add.s64 	%d1, %a0, %d0;",
+        "	ld.global.b32 	%r0, [%d1];",
+    ]
+    body += [
+        "	add.s64 	%d2, %a1, %d0;",
+        *(f"	ld.global.b32 	%r{j + 1}, [%d2+{128 * j}];" for j in range(3)),
+    ]
     body += ["	mul.wide.u32 	%d3, %lane, 8;", "	add.s64 	%d4, %a2, %d3;"]
     for i, (mode, b, c) in enumerate(cases):
         body += [
@@ -72,7 +79,18 @@ def _votes() -> Program:
 
 def _special_registers() -> Program:
     """What a thread knows about itself."""
-    names = ("tid.x", "tid.y", "tid.z", "ntid.x", "ntid.y", "laneid", "ctaid.x", "ctaid.y", "nctaid.x", "cluster_ctarank")
+    names = (
+        "tid.x",
+        "tid.y",
+        "tid.z",
+        "ntid.x",
+        "ntid.y",
+        "laneid",
+        "ctaid.x",
+        "ctaid.y",
+        "nctaid.x",
+        "cluster_ctarank",
+    )
     body = ["	mul.wide.u32 	%d0, %thread, 4;", "	add.s64 	%d1, %a0, %d0;"]
     for i, name in enumerate(names):
         body += [f"	mov.u32 	%r0, %{name};", f"	st.global.b32 	[%d1+{4 * 96 * i}], %r0;"]

@@ -228,7 +228,9 @@ def _rounded() -> Iterator[Case]:
     yield Case("on_minus_one", *terms((0, m, n)), initial=-ones, exact=False)
     yield Case("small_on_product", *terms((0, 1, 1)), initial=np.outer(m, n), exact=False)
     yield Case("small_on_product_minus", *terms((0, 1, 1)), initial=-np.outer(m, n), exact=False)
-    yield Case("large_initial", *terms((0, 1.5, 1.0)), initial=np.outer(power[:M][::-1][:M], 1 / power[:32]), exact=False)
+    yield Case(
+        "large_initial", *terms((0, 1.5, 1.0)), initial=np.outer(power[:M][::-1][:M], 1 / power[:32]), exact=False
+    )
     tiny = np.outer(power, power[:32])
     yield Case(
         "denormal",
@@ -241,10 +243,14 @@ def _rounded() -> Iterator[Case]:
         rng = np.random.RandomState(seed)
         a, b = rng.randn(M, 64), rng.randn(32, 64)
         if element == "bf16":
-            a, b = (((v.astype(np.float32).view(np.uint32) >> 16) << 16).view(np.float32).astype(np.float64) for v in (a, b))
+            a, b = (
+                ((v.astype(np.float32).view(np.uint32) >> 16) << 16).view(np.float32).astype(np.float64) for v in (a, b)
+            )
         else:
             a, b = (v.astype(np.float16).astype(np.float64) for v in (a, b))
-        yield Case(f"normal_{element}_one_step", a[:, :STEP], b[:, :STEP], element, (Layout(True, 32),) * 2, exact=False)
+        yield Case(
+            f"normal_{element}_one_step", a[:, :STEP], b[:, :STEP], element, (Layout(True, 32),) * 2, exact=False
+        )
         yield Case(f"normal_{element}", a, b, element, exact=False)
         wide = 2.0 ** rng.randint(-6, 7, (M, 64))
         yield Case(f"wide_{element}", a * wide, b, element, initial=rng.randn(M, 32), exact=False)
