@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import tempfile
 from pathlib import Path
 
 from cutlass import cute
@@ -15,7 +16,7 @@ PREFIX = "jax_ggemm"
 """The name of the function in every object."""
 
 
-def build(spec: KernelSpec, arch: str) -> bytes:
+def build(spec: KernelSpec, arch: str) -> tuple[bytes, str]:
     """Compiles a kernel.
 
     Args:
@@ -23,18 +24,23 @@ def build(spec: KernelSpec, arch: str) -> bytes:
       arch: the GPU architecture, "sm_90a".
 
     Returns:
-      A relocatable object: the host function that launches the kernel, and the kernel's machine code.
+      A relocatable object (the host function that launches the kernel, and the kernel's machine code), and the PTX that
+      this machine code was assembled from. Keeping the PTX changes no byte of the object.
     """
     gemm = GroupedGemmSm90(spec)
-    compiled = cute.compile(gemm, *gemm.example_arguments(), options=f"--gpu-arch {arch}")
-    return compiled.dump_to_object(PREFIX)
+    with tempfile.TemporaryDirectory() as dumps:  # the DSL keeps PTX in a file
+        options = f"--gpu-arch {arch} --keep-ptx --dump-dir {dumps}"
+        compiled = cute.compile(gemm, *gemm.example_arguments(), options=options)
+        return compiled.dump_to_object(PREFIX), str(compiled.__ptx__)
 
 
 def main() -> None:
-    """Reads (arch, folder, specs) from standard input; writes each object to the folder, by its index, and says so."""
+    """Reads (arch, folder, specs) from standard input; writes objects and PTX to the folder, by index, and says so."""
     arch, folder, specs = pickle.load(sys.stdin.buffer)
     for i, spec in enumerate(specs):
-        (Path(folder) / str(i)).write_bytes(build(spec, arch))
+        data, ptx = build(spec, arch)
+        (Path(folder) / f"{i}.o").write_bytes(data)
+        (Path(folder) / f"{i}.ptx").write_text(ptx)
         print(f"built {i}", flush=True)
 
 

@@ -36,12 +36,16 @@ class Sm90Config:
     stages: int = 4
     swizzle: int = 8
     """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
+    cluster: int = 1
+    """Blocks that work together: two share the contraction of a group with many rows, where rows are contracted."""
 
     def __post_init__(self) -> None:
         if self.tile_m not in {64, 128} or self.tile_n not in {128, 256}:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
         if not 2 <= self.stages <= max_stages(self.tile_m, self.tile_n):
             raise ValueError(f"{self.stages} stages of {self.tile_m} x {self.tile_n} do not fit shared memory")
+        if self.cluster not in ({1} if self.tile_m == 64 else {1, 2}):
+            raise ValueError(f"no kernel for clusters of {self.cluster} blocks with tiles of {self.tile_m} rows")
 
     @property
     def warpgroups(self) -> tuple[int, int]:
@@ -72,11 +76,18 @@ def _fixed_bytes(tile_m: int) -> int:
 _WIDE = Sm90Config(tile_m=128, tile_n=256, stages=4)
 _NARROW = Sm90Config(tile_m=128, tile_n=128, stages=6)
 _FEW_ROWS = Sm90Config(tile_m=64, tile_n=256, stages=5)
+_WIDE_PAIR = dataclasses.replace(_WIDE, cluster=2)
+_NARROW_PAIR = dataclasses.replace(_NARROW, cluster=2)
+
+_PAIRS_OF_MULTIPROCESSORS = 66
+"""Of an H200. A matrix of no more tiles cannot keep it busy, should one group have most rows."""
 
 
-def candidates() -> tuple[Sm90Config, ...]:
-    """The configurations that are compiled ahead of time."""
-    return (_WIDE, _NARROW, _FEW_ROWS)
+def candidates(product: Product) -> tuple[Sm90Config, ...]:
+    """The configurations for a product that are compiled ahead of time."""
+    if product.rows_are_ragged:
+        return (_WIDE, _NARROW, _FEW_ROWS)
+    return (_WIDE, _NARROW, _WIDE_PAIR, _NARROW_PAIR)
 
 
 def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
@@ -90,13 +101,18 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
       groups: number of groups.
 
     Returns:
-      One of `candidates()`.
+      One of `candidates(product)`.
     """
     columns = k if product is Product.DLHS else n
-    if columns <= _NARROW.tile_n:
-        return _NARROW
-    # Tiles of 64 rows read fewer rows that are not theirs, and multiply more slowly: for groups of a few rows.
-    return _FEW_ROWS if product.rows_are_ragged and m <= _FEW_ROWS.tile_m // 2 * groups else _WIDE
+    narrow = columns <= _NARROW.tile_n
+    if not product.rows_are_ragged:
+        tiles = ceil_div(k, _WIDE.tile_m) * ceil_div(n, _WIDE.tile_n)
+        if tiles <= _PAIRS_OF_MULTIPROCESSORS:
+            return _NARROW_PAIR if narrow else _WIDE_PAIR
+    elif not narrow and m <= _FEW_ROWS.tile_m // 2 * groups:
+        # Tiles of 64 rows read fewer rows that are not theirs, and multiply more slowly: for groups of a few rows.
+        return _FEW_ROWS
+    return _NARROW if narrow else _WIDE
 
 
 def useful_rows(config: Sm90Config, group_sizes: Sequence[int]) -> float:
@@ -142,6 +158,10 @@ class KernelSpec:
     has_bias: bool
     config: Sm90Config
 
+    def __post_init__(self) -> None:
+        if self.config.cluster > 1 and self.product.rows_are_ragged:
+            raise ValueError(f"{self.product} contracts no rows that {self.config.cluster} blocks could share")
+
     def describe(self) -> dict[str, object]:
         """As JSON."""
         return {
@@ -158,5 +178,5 @@ def default_specs(dtypes: Sequence[np.dtype]) -> Iterator[KernelSpec]:
         for dtype in dtypes:
             for out_dtype in (dtype, np.dtype(np.float32)):
                 for has_bias in (False, True) if product.rows_are_ragged else (False,):
-                    for config in candidates():
+                    for config in candidates(product):
                         yield KernelSpec(product, dtype, out_dtype, has_bias, config)

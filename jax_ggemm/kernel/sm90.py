@@ -17,6 +17,7 @@ One tensor map per operand serves all groups:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -29,7 +30,8 @@ from cutlass.tensor_utils import LayoutEnum
 
 from jax_ggemm.kernel import epilogue
 from jax_ggemm.kernel.config import TILE_K, KernelSpec
-from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
+from jax_ggemm.kernel.exchange import BARRIERS, Exchange, exchange_bytes
+from jax_ggemm.kernel.schedule import FIELDS, RECEIVES, RING_DEPTH, SENDS, Extents, Scheduler, WorkRing, WorkTile
 from jax_ggemm.products import Product
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
@@ -72,6 +74,7 @@ class GroupedGemmSm90:
         self.tile = (spec.config.tile_m, spec.config.tile_n, TILE_K)
         self.scheduler = Scheduler(spec.config, spec.product)
         self.ragged_rows = spec.product.rows_are_ragged
+        self.shares = spec.config.cluster == 2
         # The TMA unit writes what it can: tiles that do not end with their group, of elements that stmatrix takes.
         self.staged = spec.out_dtype.itemsize == 2 and spec.config.warpgroups == (2, 1)
         # Row-major operands are contiguous along the contraction, column-major ones across it.
@@ -132,6 +135,8 @@ class GroupedGemmSm90:
             rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
             staging = epilogue.staging(result, rows, matrices, self.tile[0])
 
+        c_bytes = self._c_bytes(staging)
+
         @cute.struct
         class Storage:
             stage_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.config.stages]
@@ -139,9 +144,9 @@ class GroupedGemmSm90:
             ring: cute.struct.Align[cute.struct.MemRange[Int32, FIELDS * RING_DEPTH], 16]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
-            c: cute.struct.Align[
-                cute.struct.MemRange[self.out_dtype, cute.cosize(staging[2]) if self.staged else 0], 1024
-            ]
+            # Of the result on its way to global memory, and of the sums on their way to the other block of a pair.
+            c: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, c_bytes], 1024]
+            exchange_barriers: cute.struct.MemRange[cutlass.Int64, BARRIERS]
 
         self.storage = Storage
         self._kernel(
@@ -151,7 +156,18 @@ class GroupedGemmSm90:
             (sizes, offsets),
             (result, staging),
             extents,
-        ).launch(grid=(extents.multiprocessors, 1, 1), block=(_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
+        ).launch(
+            grid=(extents.multiprocessors // self.config.cluster * self.config.cluster, 1, 1),
+            block=(_THREADS, 1, 1),
+            cluster=(self.config.cluster, 1, 1) if cutlass.const_expr(self.config.cluster > 1) else None,
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def _c_bytes(self, staging: tuple | None) -> int:
+        """Shared memory that results leave through."""
+        staged = 0 if staging is None else cute.cosize(staging[2]) * self.out_dtype.width // 8
+        return max(staged, exchange_bytes(_CONSUMERS * _WARPGROUP) if self.shares else 0)
 
     def _views(self, lhs: cute.Pointer, rhs: cute.Pointer, e: Extents) -> tuple[cute.Tensor, cute.Tensor]:
         """The operands as (m or n, contracted, ...), for one tensor map each."""
@@ -204,7 +220,8 @@ class GroupedGemmSm90:
         result, staging = outputs
         if cutlass.const_expr(self.staged):
             c_tma, c_tensor, c_smem = staging
-            staging = (c_tma, c_tensor, storage.c.get_tensor(c_smem.outer, swizzle=c_smem.inner))
+            buffers = cute.recast_ptr(storage.c.data_ptr(), c_smem.inner, dtype=self.out_dtype)
+            staging = (c_tma, c_tensor, cute.make_tensor(buffers, c_smem.outer))
         slots = storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH)))
         consumer_warps = _CONSUMERS * _WARPGROUP // 32
         ring = WorkRing.create(slots, storage.ring_barriers.data_ptr(), reader_warps=consumer_warps + 1)
@@ -217,8 +234,14 @@ class GroupedGemmSm90:
             cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
             defer_sync=True,
         )
+        exchange = None
+        if cutlass.const_expr(self.shares):
+            # The stages are each block's own, whichever of the pair it is.
+            stages = dataclasses.replace(stages, is_signaling_thread=cute.arch.lane_idx() == 0)
+            buffers = cute.recast_ptr(storage.c.data_ptr(), dtype=cutlass.Float32)
+            exchange = Exchange.create(buffers, storage.exchange_barriers.data_ptr(), _CONSUMERS * _WARPGROUP)
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        self._sync_cluster()
 
         if warp < _WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
@@ -228,7 +251,20 @@ class GroupedGemmSm90:
                 self._load((a_tma, a_tensor, a_stages), (b_tma, b_tensor, b_stages), stages, ring)
         else:
             cute.arch.setmaxregister_increase(_PRODUCT_REGISTERS)
-            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, (result, staging))
+            writing = (result, staging, exchange)
+            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, writing)
+        if cutlass.const_expr(self.config.cluster > 1):
+            # A block's shared memory stays while the other of its pair may still reach for it.
+            self._sync_cluster()
+
+    @cute.jit
+    def _sync_cluster(self):
+        """Waits for all threads of the blocks that work together."""
+        if cutlass.const_expr(self.config.cluster == 1):
+            cute.arch.sync_threads()
+        else:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
     @cute.jit
     def _load(self, a_operand: tuple, b_operand: tuple, stages: pipeline.PipelineTmaAsync, ring: WorkRing):
@@ -311,18 +347,31 @@ class GroupedGemmSm90:
             if tile.k_tiles > 0:
                 stages.consumer_release(release)
                 release.advance()
+                if cutlass.const_expr(self.shares):
+                    self._exchange(acc, thread, outputs[2], tile.role)
                 if cutlass.const_expr(self.spec.has_bias):
                     epilogue.add_bias(acc, coords, result, tile.depth, tile.column)
-            self._store(tiled_mma, thread, (acc, coords), outputs, tile)
+            if tile.role != SENDS:
+                self._store(tiled_mma, thread, (acc, coords), outputs, tile)
             tile = ring.get(position)
         if cutlass.const_expr(self.staged):
             epilogue.finish_staged(thread)
 
     @cute.jit
+    def _exchange(self, acc: cute.Tensor, thread: Int32, exchange: Exchange, role: Int32):
+        """Adds up what the blocks of a pair hold, where they share a tile."""
+        if role == SENDS:
+            exchange.send(acc, thread)
+        if role == RECEIVES:
+            if cutlass.const_expr(self.staged):
+                epilogue.finish_staged(thread)
+            exchange.receive(acc, thread)
+
+    @cute.jit
     def _store(self, tiled_mma: cute.TiledMma, thread: Int32, tile_of_result: tuple, outputs: tuple, tile: WorkTile):
         """Writes a tile of the result, the way that it can be."""
         acc, coords = tile_of_result
-        result, staging = outputs
+        result, staging, _ = outputs
         if cutlass.const_expr(not self.ragged_rows):
             if cutlass.const_expr(self.staged):
                 epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.a_column, tile.column, tile.out_row))
