@@ -61,7 +61,7 @@ class _Family:
     operands: np.ndarray
     """(3, THREADS): a, b and c."""
     instructions: Sequence[str]
-    """With {d}, {a}, {b}, {c} for 32-bit, {dl}, {al}, {bl}, {cl} for 64-bit and {dh}, {ah}, {bh}, {ch} for 16-bit registers."""
+    """With {d}, {a}, {b}, {c} for 32-bit, {dl}, {al}, ... for 64-bit and {dh}, {ah}, ... for 16-bit registers."""
 
 
 def _pairs(edges: Sequence[int], dtype: type[np.generic], seed: int) -> np.ndarray:
@@ -119,8 +119,9 @@ def _families() -> Iterator[_Family]:
             *(_compare(f"{test}.u32") for test in ("lt", "le", "gt", "ge")),
             *(_compare(f"{test}.b32") for test in ("eq", "ne")),
             "setp.lt.s32 	%p1, {a}, {b};\n\tselp.b32 	{d}, {b}, {c}, %p1;",
-            "setp.lt.s32 	%p1, {a}, {b};\n\tsetp.lt.u32 	%p2, {b}, {c};\n\tand.pred 	%p3, %p1, %p2;\n\tor.pred 	%p4, %p1, %p2;\n"
-            "\tnot.pred 	%p5, %p4;\n\tselp.b32 	{d}, 1, 0, %p3;\n\t@%p5 add.s32 	{d}, {d}, 2;\n\t@!%p4 add.s32 	{d}, {d}, 4;",
+            "setp.lt.s32 	%p1, {a}, {b};\n\tsetp.lt.u32 	%p2, {b}, {c};\n\tand.pred 	%p3, %p1, %p2;\n"
+            "\tor.pred 	%p4, %p1, %p2;\n\tnot.pred 	%p5, %p4;\n\tselp.b32 	{d}, 1, 0, %p3;\n"
+            "\t@%p5 add.s32 	{d}, {d}, 2;\n\t@!%p4 add.s32 	{d}, {d}, 4;",
             "mov.b64 	{dl}, {{{a}, {b}}};",
             # Quotients by zero are unspecified.
             *(

@@ -34,11 +34,12 @@ EXACT_GROUPS = {
     "rows_without_group": Groups(200, (50, 0, 17)),
     "past_the_end": Groups(130, (100, 100, 90)),
     "shifted": Groups(200, (50, 60, 70, 20), 1, 2),
+    "thick": Groups(1400, (1, 0, 1300, 90)),
 }
 ROUNDED_GROUPS = {
     Product.FORWARD: Groups(96, (41, 0, 55)),
     Product.DLHS: Groups(96, (41, 0, 55)),
-    Product.DRHS: Groups(300, (0, 260)),
+    Product.DRHS: Groups(1100, (0, 1060)),
 }
 
 
@@ -57,7 +58,7 @@ class Case:
     @property
     def name(self) -> str:
         """Names the case in a recording."""
-        tile = f"{self.config.tile_m}x{self.config.tile_n}"
+        tile = f"{self.config.tile_m}x{self.config.tile_n}" + "x2" * (self.config.cluster > 1)
         return "-".join((self.product.value, tile, self.in_dtype, self.out_dtype, self.groups_name))
 
     @property
@@ -93,7 +94,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """Every case: exact ones first."""
     for product in Product:
-        for picked in config.candidates():
+        for picked in config.candidates(product):
             for dtype in ("bfloat16", "float16"):
                 for out_dtype in (dtype, "float32"):
                     if dtype == "float16" and out_dtype == "float32":
