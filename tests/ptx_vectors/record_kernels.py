@@ -51,8 +51,8 @@ def _compile() -> None:
     missing = [
         s for s in specs if objects.read(objects.cache_directory() / f"{objects.key(s, ARCHITECTURE)}.o") is None
     ]
-    for spec, data in zip(missing, objects.build_all(missing, ARCHITECTURE), strict=True):
-        objects.write(objects.cache_directory() / f"{objects.key(spec, ARCHITECTURE)}.o", data)
+    for spec, compiled in zip(missing, objects.build_all(missing, ARCHITECTURE), strict=True):
+        objects.write(objects.cache_directory() / f"{objects.key(spec, ARCHITECTURE)}.o", compiled.data)
     print(f"{len(specs)} objects in {objects.cache_directory()}")
 
 
