@@ -108,7 +108,7 @@ struct Warp {
   bool early = false;               // one of them was used before its wait
   Site early_site;
   int early_line = 0;
-  uint32_t wgmma_agent = 0;
+  uint32_t wgmma_agent = 0;  // of its products, or of its TMEM accesses
 
   // Cluster barrier.
   uint64_t cluster_generation = 0;
@@ -340,8 +340,10 @@ class Machine {
     std::shared_ptr<Clocks> clocks;
     uint32_t agent = 0;
     uint32_t clock = 0;
+    uint32_t thread = 0;  // agent that issued it
     uint16_t cluster = 0;
   };
+  void Signal(Mbarrier& barrier, const AsyncOp& op);
   AsyncOp StartAsync(Context& c, int lane);
   Actor AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t flags = 0) const;
   void TmaLoad(Context& c);

@@ -33,7 +33,7 @@ std::string Machine::NameAgent(const Access& access, const Cluster& cluster) con
     return Text("line %d, CTA (%u, %u, %u) warp %u lanes %#010x", line, id.x, id.y, id.z, access.base % threads / 32,
                 access.lanes);
   }
-  return Text("the asynchronous operation of line %d", line);
+  return Text(access.has(kAsync) ? "the asynchronous operation of line %d" : "a warp at line %d", line);
 }
 
 void Machine::Race(const char* space, const Site& site, const Access& before, bool before_writes, bool now_writes,

@@ -353,17 +353,19 @@ void Machine::TcCommit(Context& c) {
       targets.push_back(cluster.ctas[rank].get());
     }
   }
-  const uint32_t agent = cta.tensor_agent, clock = cta.tensor_clock;
-  std::shared_ptr<Clocks> clocks;
-  if (options_.races) clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
+  AsyncOp op;
+  op.agent = cta.tensor_agent;
+  op.clock = cta.tensor_clock;
+  op.thread = c.warp.agent + static_cast<uint32_t>(lane);
+  if (options_.races) op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
   EnqueueTensor(cluster, cta, {[=, this, &cluster] {
                                  for (Cta* target : targets) {
                                    SharedPlace found;
                                    Mbarrier& barrier =
                                        Barrier(site, cluster, target->rank << kRankShift | place.offset, &found);
                                    if (options_.races) {
-                                     CheckBarrierUse(site, barrier, *clocks, true, found.offset);
-                                     barrier.current.Know(agent, clock);
+                                     CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                                     Signal(barrier, op);
                                    }
                                    Arrive(site, barrier, 1, found.offset);
                                  }
@@ -416,15 +418,19 @@ void Machine::TcLoadStore(Context& c) {
     place(t, static_cast<uint32_t>(i.count) - 1, at_lane, at_column);
     columns = std::max(columns, at_column + per - column);
   }
+  // The warp acts as one: .sync.aligned. All of its lanes know of the access, and it relies on what all of them know.
   Actor actor = LaneActor(c, lane);
-  actor.access.lanes = c.mask;
+  actor.access.base = static_cast<uint16_t>(warp.wgmma_agent);
+  actor.access.lanes = 1;
+  actor.access.clock = static_cast<uint32_t>(++warp.issued);
   Clocks known;
   if (options_.races) {
     known = warp.lanes[lane];
     for (int l = 0; l < 32; ++l) {
       if (c.mask >> l & 1) Meet(known, warp.lanes[l]);
     }
-    for (int l = 0; l < 32; ++l) known.seen[warp.agent + static_cast<uint32_t>(l)] = warp.clock;
+    known.Know(warp.wgmma_agent, actor.access.clock);
+    for (int l = 0; l < 32; ++l) warp.lanes[l].Know(warp.wgmma_agent, actor.access.clock);
     actor.clocks = &known;
   }
   TouchTmem(site, *warp.cta, base, whole ? 32 : 16, column, columns, actor, !loads);

@@ -19,9 +19,20 @@ Machine::AsyncOp Machine::StartAsync(Context& c, int lane) {
   if (options_.races) {
     op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
     op.clocks->Know(op.agent, op.clock + 1);
+    op.thread = c.warp.agent + static_cast<uint32_t>(lane);
     Tick(c.warp);
   }
   return op;
+}
+
+// An operation that completes tells what it did, and what was known when it was issued: it came later than that.
+void Machine::Signal(Mbarrier& barrier, const AsyncOp& op) {
+  // What the issuing thread itself did is not among that: it has released nothing.
+  const uint32_t seen = barrier.current.seen[op.thread], fenced = barrier.current.fenced[op.thread];
+  Join(barrier.current, *op.clocks);
+  barrier.current.seen[op.thread] = seen;
+  barrier.current.fenced[op.thread] = fenced;
+  barrier.current.Know(op.agent, op.clock);
 }
 
 Actor Machine::AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t flags) const {
@@ -203,7 +214,7 @@ void Machine::TmaLoad(Context& c) {
                  Barrier(site, cluster, signalled->rank << kRankShift | barrier_offset, &found);
              if (options_.races) {
                CheckBarrierUse(site, barrier, *op.clocks, true, barrier_offset);
-               barrier.current.Know(op.agent, op.clock);
+               Signal(barrier, op);
              }
              CompleteBytes(site, barrier, static_cast<int64_t>(bytes), barrier_offset);
            },
@@ -278,7 +289,7 @@ void Machine::BulkLoad(Context& c) {
                                Mbarrier& barrier = Barrier(site, cluster, barrier_address, &found);
                                if (options_.races) {
                                  CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 barrier.current.Know(op.agent, op.clock);
+                                 Signal(barrier, op);
                                }
                                CompleteBytes(site, barrier, bytes, found.offset);
                              },
@@ -442,7 +453,7 @@ void Machine::TryCancel(Context& c) {
                                    site, cluster, target->rank << kRankShift | barrier_place.offset, &found);
                                if (options_.races) {
                                  CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 barrier.current.Know(op.agent, op.clock);
+                                 Signal(barrier, op);
                                }
                                CompleteBytes(site, barrier, 16, found.offset);
                              },
