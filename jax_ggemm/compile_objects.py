@@ -91,7 +91,7 @@ def _report(spec: KernelSpec, arch: str, name: str, data: bytes) -> dict[str, An
         "arch": arch,
         **spec.describe(),
         "stages": spec.config.stages,
-        "shared_memory_bytes": spec.config.shared_memory_bytes,
+        "shared_memory_bytes": spec.shared_memory_bytes,
         "object_bytes": len(data),
         **resources(data),
     }

@@ -20,6 +20,13 @@ STAGING_COLUMNS = 32
 STAGING_BUFFERS = 4
 """Tiles of 128 rows leave through as many buffers of as many columns."""
 
+EXCHANGE_BUFFERS = 2
+EXCHANGE_PIECE = 8
+"""Sums of a pair of blocks go from one to the other by so many accumulators of each thread, through so many buffers."""
+
+EXCHANGE_BYTES = 4 * EXCHANGE_PIECE * EXCHANGE_BUFFERS * 256
+"""Of those buffers, for the two consumer warpgroups."""
+
 TILE_K = 64
 """Contracted elements per pipeline stage: 128 bytes of a 16-bit type, one row of the widest swizzle."""
 
@@ -57,6 +64,13 @@ class Sm90Config:
         """Shared memory of one block, at most."""
         return _fixed_bytes(self.tile_m) + self.stages * stage_bytes(self.tile_m, self.tile_n)
 
+    def shared_memory_for(self, out_dtype: np.dtype) -> int:
+        """Shared memory that one block is launched with: without buffers where neither results nor sums need them."""
+        staging = _staging_bytes(self.tile_m)
+        exchange = EXCHANGE_BYTES if self.cluster > 1 else 0
+        needed = max(staging if out_dtype.itemsize == 2 else 0, exchange)
+        return self.shared_memory_bytes - staging + needed
+
 
 def stage_bytes(tile_m: int, tile_n: int) -> int:
     """Bytes of one pipeline stage: a tile of each operand."""
@@ -70,7 +84,12 @@ def max_stages(tile_m: int, tile_n: int) -> int:
 
 def _fixed_bytes(tile_m: int) -> int:
     """Bytes beside the stages: barriers, and what results of 16-bit types leave through."""
-    return _BARRIER_BYTES + (2 * tile_m * STAGING_COLUMNS * STAGING_BUFFERS if tile_m == 128 else 0)
+    return _BARRIER_BYTES + _staging_bytes(tile_m)
+
+
+def _staging_bytes(tile_m: int) -> int:
+    """Bytes of the buffers that whole tiles of 16-bit results leave through."""
+    return 2 * tile_m * STAGING_COLUMNS * STAGING_BUFFERS if tile_m == 128 else 0
 
 
 _WIDE = Sm90Config(tile_m=128, tile_n=256, stages=4)
@@ -161,6 +180,11 @@ class KernelSpec:
     def __post_init__(self) -> None:
         if self.config.cluster > 1 and self.product.rows_are_ragged:
             raise ValueError(f"{self.product} contracts no rows that {self.config.cluster} blocks could share")
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Shared memory that one block is launched with."""
+        return self.config.shared_memory_for(self.out_dtype)
 
     def describe(self) -> dict[str, object]:
         """As JSON."""

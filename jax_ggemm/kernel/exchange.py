@@ -15,10 +15,10 @@ from cutlass import Float32, Int32, cute, pipeline
 from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.arch import mbarrier_arrive, mbarrier_arrive_and_expect_tx, mbarrier_init, mbarrier_wait
 
-BUFFERS = 2
+from jax_ggemm.kernel.config import EXCHANGE_BUFFERS as BUFFERS
+from jax_ggemm.kernel.config import EXCHANGE_PIECE as _PIECE
+
 BARRIERS = 2 * BUFFERS
-_PIECE = 8
-"""Accumulators of each thread in a piece."""
 _VECTOR = 4
 """32-bit words of one store."""
 

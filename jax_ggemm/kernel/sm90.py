@@ -141,12 +141,12 @@ class GroupedGemmSm90:
         class Storage:
             stage_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.config.stages]
             ring_barriers: cute.struct.MemRange[cutlass.Int64, 2 * RING_DEPTH]
+            exchange_barriers: cute.struct.MemRange[cutlass.Int64, BARRIERS]
             ring: cute.struct.Align[cute.struct.MemRange[Int32, FIELDS * RING_DEPTH], 16]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
             # Of the result on its way to global memory, and of the sums on their way to the other block of a pair.
             c: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, c_bytes], 1024]
-            exchange_barriers: cute.struct.MemRange[cutlass.Int64, BARRIERS]
 
         self.storage = Storage
         self._kernel(

@@ -401,14 +401,17 @@ def _load_store(self: Decoder, d: Decoded, parts: Sequence[str], arguments: Sequ
     d.kind, d.bits = _type_of(parts)
     d.count = _vector(parts)
     d.space = _space(parts)
+    if "async" in parts:
+        known = ("async", "weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4")
+        if parts[0] != "st" or not all(part in known for part in parts[1:-1]):
+            raise KeyError("asynchronous")
+        d.op = _OP["st_async"]
+        d.operands = [self.address(arguments[0]), *self.values(arguments[1], d.bits), self.address(arguments[2])]
+        return
     for part in parts[1:-1]:
         known = _CACHE.match(part) or part in ("v2", "v4", "v8", "global") or part.startswith(("shared", "param"))
         if not known:
             raise KeyError(part)
-    if "acquire" in parts:
-        d.flag("acquire")
-    if "release" in parts:
-        d.flag("release")
     if parts[0] == "ld":
         d.operands = [*self.values(arguments[0], d.bits), self.address(arguments[1])]
     else:

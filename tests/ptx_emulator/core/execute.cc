@@ -648,6 +648,7 @@ Step Machine::Execute(Context& c) {
     case Op::mbarrier_wait: return MbarrierWait(c);
     case Op::ld:
     case Op::st: LoadStore(c); return Step::kNext;
+    case Op::st_async: StoreAsync(c); return Step::kNext;
     case Op::atom: AtomicOp(c); return Step::kNext;
     case Op::stmatrix:
     case Op::ldmatrix:

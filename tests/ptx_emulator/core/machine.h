@@ -42,6 +42,8 @@ struct Fragment {
 
 struct BulkOp {
   bool read = false, done = false;
+  bool waited = false;  // by its thread, for the reading at least
+  uint32_t pc = 0;
   uint32_t agent = 0;
   uint32_t read_clock = 0, write_clock = 0;
 };
@@ -239,6 +241,7 @@ class Machine {
   void RunWarp(Warp& warp, int quantum);
   bool RunAsync(Cluster& cluster);
   void MergeFragments(Warp& warp);
+  void FinishWarp(Warp& warp);
   void FinishCluster(Cluster& cluster);
   [[noreturn]] void Deadlock();
   std::string Describe(Warp& warp, const Fragment& fragment);
@@ -348,6 +351,7 @@ class Machine {
   Actor AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t flags = 0) const;
   void TmaLoad(Context& c);
   void TmaStore(Context& c);
+  void StoreAsync(Context& c);
   void BulkLoad(Context& c);
   void BulkStore(Context& c);
   void BulkCommit(Context& c);

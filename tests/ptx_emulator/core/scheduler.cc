@@ -239,7 +239,7 @@ void Machine::RunWarp(Warp& warp, int quantum) {
       warp.live &= ~fragment->mask;
       warp.fragments.erase(warp.fragments.begin() + (fragment - warp.fragments.data()));
       ++progress_;
-      if (warp.done()) return;
+      if (warp.done()) return FinishWarp(warp);
       continue;
     }
     const Instr& instr = program_.instructions[fragment->pc];
@@ -271,7 +271,7 @@ void Machine::RunWarp(Warp& warp, int quantum) {
       ++fragment->pc;
       ++progress_;
       if (fragment->mask == 0) warp.fragments.erase(warp.fragments.begin() + (fragment - warp.fragments.data()));
-      if (warp.done()) return;
+      if (warp.done()) return FinishWarp(warp);
       continue;
     }
     if (mask != 0) {
@@ -323,13 +323,24 @@ bool Machine::RunAsync(Cluster& cluster) {
   return true;
 }
 
+// What a warp must not leave behind.
+void Machine::FinishWarp(Warp& warp) {
+  const auto check = [&](const BulkGroup& group) {
+    for (const auto& op : group.ops) {
+      if (op->waited) continue;
+      Fail("protocol", Here(warp, op->pc, group.lanes),
+           "the thread ends, and has not waited until this copy has read shared memory (cp.async.bulk.wait_group.read)");
+    }
+  };
+  for (const BulkGroup& group : warp.groups) check(group);
+  check(warp.open_group);
+  if (warp.early) Fail("protocol", warp.early_site, "an accumulator is used, and no wgmma.wait_group follows");
+}
+
 void Machine::FinishCluster(Cluster& cluster) {
   while (RunAsync(cluster)) {
   }
   for (const auto& cta : cluster.ctas) {
-    for (const Warp& warp : cta->warps) {
-      if (warp.early) Fail("protocol", warp.early_site, "an accumulator is used, and no wgmma.wait_group follows");
-    }
     if (cta->tmem != nullptr && !cta->tmem->allocations.empty()) {
       Fail("protocol", {static_cast<uint32_t>(program_.instructions.size() - 1), cta->id, -1, 0},
            Text("%u columns of TMEM are still allocated at the end of the CTA",

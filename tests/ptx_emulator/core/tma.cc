@@ -247,6 +247,7 @@ void Machine::TmaStore(Context& c) {
   const AsyncOp op = StartAsync(c, lane);
   auto bulk = std::make_shared<BulkOp>();
   bulk->agent = op.agent;
+  bulk->pc = c.fragment.pc;
   bulk->read_clock = op.clock;
   bulk->write_clock = op.clock + 1;
   c.warp.open_group.lanes |= c.mask;
@@ -263,6 +264,61 @@ void Machine::TmaStore(Context& c) {
          ++progress_;
        },
        site, 0});
+}
+
+// Stores of a warp's lanes into the shared memory of a cluster, which tell an mbarrier when they are done. They are of
+// the generic proxy; the lanes of one instruction are one operation.
+void Machine::StoreAsync(Context& c) {
+  const Instr& i = c.instr;
+  Cluster& cluster = *c.warp.cta->cluster;
+  const Site site = c.site(*this);
+  const uint32_t size = static_cast<uint32_t>(i.bits / 8), bytes = size * static_cast<uint32_t>(i.count);
+  struct Store {
+    SharedPlace place;
+    uint32_t barrier;
+    std::array<uint8_t, 16> data;
+  };
+  std::vector<Store> stores;
+  for (int l = 0; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    Store store;
+    store.place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 0, l)), bytes, bytes);
+    store.barrier = static_cast<uint32_t>(Address(c, 1 + i.count, l));
+    SharedPlace barrier_place;
+    Barrier(site, cluster, store.barrier, &barrier_place);
+    if (barrier_place.cta != store.place.cta) Fail("protocol", site, "the mbarrier is in another CTA than the destination");
+    for (int j = 0; j < i.count; ++j) {
+      const uint64_t value = Value(c, 1 + j, l);
+      std::memcpy(store.data.data() + j * size, &value, size);
+    }
+    stores.push_back(store);
+  }
+  const AsyncOp op = StartAsync(c, __builtin_ctz(c.mask));
+  if (options_.races) {
+    // What all of the lanes know.
+    for (int l = 0; l < 32; ++l) {
+      if (c.mask >> l & 1) Meet(*op.clocks, c.warp.lanes[l]);
+    }
+    op.clocks->Know(op.agent, op.clock + 1);
+  }
+  const uint32_t pc = c.fragment.pc;
+  cluster.tasks.push_back({[=, this, &cluster] {
+                             Actor actor = AsyncActor(op, pc, false);
+                             actor.access.pc_flags &= ~kAsync;
+                             for (const Store& store : stores) {
+                               WriteShared(site, *store.place.cta, store.place.offset, bytes, actor, store.data.data());
+                             }
+                             for (const Store& store : stores) {
+                               SharedPlace found;
+                               Mbarrier& barrier = Barrier(site, cluster, store.barrier, &found);
+                               if (options_.races) {
+                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                                 Signal(barrier, op);
+                               }
+                               CompleteBytes(site, barrier, bytes, found.offset);
+                             }
+                           },
+                           site, 0});
 }
 
 void Machine::BulkLoad(Context& c) {
@@ -310,6 +366,7 @@ void Machine::BulkStore(Context& c) {
     const AsyncOp op = StartAsync(c, lane);
     auto bulk = std::make_shared<BulkOp>();
     bulk->agent = op.agent;
+    bulk->pc = c.fragment.pc;
     bulk->read_clock = op.clock;
     bulk->write_clock = op.clock + 1;
     c.warp.open_group.lanes |= 1u << lane;
@@ -355,6 +412,9 @@ Step Machine::BulkWait(Context& c) {
         return Step::kBlocked;
       }
     }
+  }
+  for (BulkGroup* group : waited) {
+    for (const auto& op : group->ops) op->waited = true;
   }
   if (options_.races) {
     for (BulkGroup* group : waited) {
