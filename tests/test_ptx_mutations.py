@@ -6,14 +6,14 @@ import os
 from typing import Any
 
 import pytest
-from ptx_mutations import hopper
+from ptx_mutations.catalogue import beds
 from ptx_mutations.harness import TestBed, all_of, investigate
 from ptx_mutations.mutation import Mutation
 
 pytestmark = pytest.mark.emulator
 
 FULL = bool(os.environ.get("JAX_GGEMM_TEST_FULL"))
-BEDS = hopper.beds()
+BEDS = beds()
 
 
 @pytest.mark.parametrize(("bed", "mutation"), all_of(BEDS), ids=lambda value: value.name.replace(" ", "-"))

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ptx_mutations import hopper
+from ptx_mutations.catalogue import beds
 from ptx_mutations.harness import all_of, investigate, table
 
 
@@ -14,12 +14,12 @@ def main() -> None:
     """Reads the command line; prints findings as they come, then writes the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="orders of events to try for each")
-    parser.add_argument("--only", default="", help="mutations whose names hold this")
+    parser.add_argument("--only", default="", help="mutations whose names, after that of the kernel, hold this")
     parser.add_argument("--table", type=Path, help="file to write the table to")
     arguments = parser.parse_args()
     findings = []
-    for bed, mutation in all_of(hopper.beds()):
-        if arguments.only in mutation.name:
+    for bed, mutation in all_of(beds()):
+        if arguments.only in f"{bed.name}: {mutation.name}":
             finding = investigate(bed, mutation, range(arguments.seeds))
             findings.append(finding)
             print(("" if finding.caught else "NOT CAUGHT ") + str(finding), flush=True)

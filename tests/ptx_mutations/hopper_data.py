@@ -12,17 +12,6 @@ _LOAD = r"cp\.async\.bulk\.tensor\.\dd\.shared::cta"
 _STORE = r"cp\.async\.bulk\.tensor\.\dd\.global"
 
 
-def _shift(t: HopperText, line: int, operand: str, change: int) -> None:
-    """Adds to a register in one instruction."""
-    t.substitute(line, rf"{operand}(?!\d)", "%mutant")
-    t.insert(line, f"add.s32 	%mutant, {operand}, {change};")
-    t.insert(t.find(r"^\{") + 1, ".reg .b32 	%mutant;")
-
-
-def _coordinates(t: HopperText, line: int) -> list[str]:
-    return [c.strip() for c in t.lines[line].split("{")[1].split("}")[0].split(",")]
-
-
 # Tiles on their way into shared memory
 
 
@@ -30,28 +19,28 @@ def _coordinates(t: HopperText, line: int) -> list[str]:
 def load_of_the_next_row(t: HopperText) -> None:
     """Tiles of lhs start one row late."""
     line = t.find(_LOAD, t.load)
-    _shift(t, line, _coordinates(t, line)[1], 1)
+    t.shift(line, t.coordinates(line)[1], 1)
 
 
 @_add(WRONG)
 def load_of_other_columns(t: HopperText) -> None:
     """Tiles of rhs start eight columns late."""
     line = t.find(_LOAD, t.load, 1)
-    _shift(t, line, _coordinates(t, line)[0], 8)
+    t.shift(line, t.coordinates(line)[0], 8)
 
 
 @_add(WRONG)
 def load_of_the_next_group(t: HopperText) -> None:
     """Tiles of rhs are those of the next weight matrix."""
     line = t.find(_LOAD, t.load, 1)
-    _shift(t, line, _coordinates(t, line)[2], 1)
+    t.shift(line, t.coordinates(line)[2], 1)
 
 
 @_add(WRONG)
 def load_of_the_next_k(t: HopperText) -> None:
     """Tiles of lhs are one tile of the contraction ahead."""
     line = t.find(_LOAD, t.load)
-    _shift(t, line, _coordinates(t, line)[0], 64)
+    t.shift(line, t.coordinates(line)[0], 64)
 
 
 @_add("misaligned", WRONG)
@@ -104,7 +93,7 @@ def load_twice(t: HopperText) -> None:
 def _descriptor(t: HopperText, nth: int, change: int) -> None:
     """Changes the constant bits of the nth operand's descriptor."""
     line = t.find(r"or\.b64\s+%\w+, %\w+, \d{15,};", t.products, nth)
-    t.substitute(line, r"(\d+);", f"{int(t.lines[line].rstrip(';').split()[-1]) + change};")
+    t.substitute(line, r"(\d+);", f"{int(t.last_operand(line)) + change};")
 
 
 @_add(WRONG)
@@ -137,7 +126,7 @@ def descriptor_stage(t: HopperText) -> None:
     """The stage of rhs that a product reads lies half a stage off."""
     wait = t.wait("stage_full", t.products)
     line = t.find(r"shl\.b32\s+%\w+, %\w+, 1[01];", range(wait, len(t.lines)))
-    t.substitute(line, r"(1[01]);", f"{int(t.lines[line].rstrip(';').split()[-1]) - 1};")
+    t.substitute(line, r"(1[01]);", f"{int(t.last_operand(line)) - 1};")
 
 
 @_add(WRONG)
@@ -219,7 +208,7 @@ def half_words_swapped(t: HopperText) -> None:
 def result_row_of_the_next_tile(t: HopperText) -> None:
     """Whole tiles are stored one row late."""
     line = t.find(_STORE, t.products)
-    _shift(t, line, _coordinates(t, line)[1], 1)
+    t.shift(line, t.coordinates(line)[1], 1)
 
 
 @_add(WRONG)
@@ -243,7 +232,7 @@ def staging_swizzle(t: HopperText) -> None:
 def staging_buffer_stored_twice(t: HopperText) -> None:
     """The second piece of a whole tile is stored to the columns of the first."""
     line = t.find(_STORE, t.staged, 1)
-    t.substitute(line, r"\{%\w+,", "{" + _coordinates(t, t.find(_STORE, t.staged))[0] + ",")
+    t.substitute(line, r"\{%\w+,", "{" + t.coordinates(t.find(_STORE, t.staged))[0] + ",")
 
 
 # Ragged contractions: the view whose rows end with the group
@@ -255,31 +244,31 @@ _DRHS = ("drhs 128x128",)
 def group_that_ends_a_row_late(t: HopperText) -> None:
     """The rows that are contracted are those one row further on."""
     line = t.find(_LOAD, t.load)
-    _shift(t, line, _coordinates(t, line)[3], 1)
+    t.shift(line, t.coordinates(line)[3], 1)
 
 
 @_add(WRONG, beds=_DRHS)
 def group_that_starts_a_row_early(t: HopperText) -> None:
     """The contraction begins with the last row of the group before, and leaves out the group's own last one."""
     line = t.find(_LOAD, t.load, 1)
-    _shift(t, line, _coordinates(t, line)[1], -1)
+    t.shift(line, t.coordinates(line)[1], -1)
 
 
 @_add("out-of-bounds", beds=_DRHS)
 def view_of_another_turn(t: HopperText) -> None:
     """The view is taken one turn short, where its strides do not come back to the operand."""
     line = t.find(_LOAD, t.load)
-    turn = _coordinates(t, line)[2]
+    turn = t.coordinates(line)[2]
     t.substitute(line, rf", {turn}, ", ", %mutant, ")
     t.insert(line, f"mov.b32 	%mutant, {2**30 - 1};")
-    t.insert(t.find(r"^\{") + 1, ".reg .b32 	%mutant;")
+    t.declare_mutant()
 
 
 @_add(WRONG, beds=_DRHS)
 def result_of_the_next_group(t: HopperText) -> None:
     """Products are stored as those of the group behind."""
     line = t.find(_STORE, t.products)
-    _shift(t, line, _coordinates(t, line)[2], 1)
+    t.shift(line, t.coordinates(line)[2], 1)
 
 
 @_add(WRONG, beds=_DRHS)
@@ -335,5 +324,5 @@ def last_group_forgotten(t: HopperText) -> None:
     register, groups = t.lines[line].rstrip(";").split(", ")[1:]
     t.substitute(line, rf", {groups};", ", %mutant;")
     t.insert(line, f"add.s32 	%mutant, {groups}, -1;")
-    t.insert(t.find(r"^\{") + 1, ".reg .b32 	%mutant;")
+    t.declare_mutant()
     assert register != groups

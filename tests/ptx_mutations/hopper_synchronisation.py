@@ -133,7 +133,7 @@ def ring_announced_before_written(t: HopperText) -> None:
     stores = t.all(r"st\.shared", t.scheduler)
     t.move(arrival, stores[0])
     # The count of the arrival is set up behind the stores.
-    count = t.lines[stores[0]].rstrip(";").split()[-1]
+    count = t.last_operand(stores[0])
     t.insert(stores[0], f"mov.b32 	{count}, 1;")
 
 
@@ -167,7 +167,7 @@ def stage_empty_parity(t: HopperText) -> None:
     register = t.lines[line].split("],")[1].split(",")[0].strip()
     t.substitute(line, rf"\], {register},", "], %mutant,")
     t.insert(t._block(line).start, f"xor.b32 	%mutant, {register}, 1;")
-    t.insert(t.find(r"^\{") + 1, ".reg .b32 	%mutant;")
+    t.declare_mutant()
 
 
 @_add("race", "uninitialised")
@@ -217,9 +217,9 @@ def stage_bytes_too_many(t: HopperText) -> None:
 
 def _change_bytes(t: HopperText, change: int) -> None:
     line = t.arrive("stage_full", t.load)
-    register = t.lines[line].rstrip(";").split()[-1]
+    register = t.last_operand(line)
     place = t.find(rf"mov\.b32\s+{register}, \d+;", t.load)
-    t.substitute(place, r"\d+;", f"{int(t.lines[place].rstrip(';').split()[-1]) + change};")
+    t.substitute(place, r"\d+;", f"{int(t.last_operand(place)) + change};")
 
 
 @_add("deadlock")

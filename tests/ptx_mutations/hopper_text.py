@@ -93,8 +93,8 @@ class HopperText(Text):
             raise NotFoundError(f"the barriers {barrier} are not initialised from one register: {registers}")
         (register,) = registers
         place = self.find(rf"mov\.b32\s+{register}, \d+;", self.prologue)
-        count = int(self.lines[place].rstrip(";").split()[-1])
+        count = int(self.last_operand(place))
         self.insert(lines[0], f"mov.b32 	%mutant, {count + change};")
-        self.insert(self.find(r"^\{") + 1, ".reg .b32 	%mutant;")
+        self.declare_mutant()
         for i in lines:
             self.substitute(i + 2, rf", {register};", ", %mutant;")

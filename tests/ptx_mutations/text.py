@@ -82,6 +82,24 @@ class Text:
         self.drop(line)
         self.lines[to:to] = [text]
 
+    def declare_mutant(self) -> None:
+        """Declares the 32-bit register %mutant, for what a mutation computes; no line may be used from before."""
+        self.insert(self.find(r"^\{") + 1, ".reg .b32 	%mutant;")
+
+    def shift(self, line: int, operand: str, change: int) -> None:
+        """Has an instruction see a register's value plus a constant."""
+        self.substitute(line, rf"{operand}(?!\d)", "%mutant")
+        self.insert(line, f"add.s32 	%mutant, {operand}, {change};")
+        self.declare_mutant()
+
+    def last_operand(self, line: int) -> str:
+        """The last operand of an instruction."""
+        return self.lines[line].rstrip(";").split()[-1]
+
+    def coordinates(self, line: int) -> list[str]:
+        """The coordinates of a TMA instruction, the contiguous axis first."""
+        return [coordinate.strip() for coordinate in self.lines[line].split("{")[1].split("}")[0].split(",")]
+
     def definitions(self, register: str) -> Iterator[str]:
         """The instructions whose first operand a register is."""
         expression = re.compile(rf"^\s*(?:@!?%\w+\s+)?[a-z][\w.:]*\s+{re.escape(register)}\b")
