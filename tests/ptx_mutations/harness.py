@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from ptx_emulator import Report
@@ -94,19 +94,17 @@ def investigate(bed: TestBed, mutation: Mutation[Any], seeds: Iterable[int]) -> 
     return Finding(bed.name, mutation, tuple(bed.run(ptx, seed) for seed in seeds))
 
 
-def all_of(beds: Sequence[TestBed]) -> Iterator[tuple[TestBed, Mutation[Any]]]:
+def all_of(beds: Sequence[TestBed]) -> list[tuple[TestBed, Mutation[Any]]]:
     """Every mutation with the beds that it is for."""
-    for bed in beds:
-        for mutation in bed.mutations:
-            yield bed, mutation
+    return [(bed, mutation) for bed in beds for mutation in bed.mutations]
 
 
 def table(findings: Sequence[Finding]) -> str:
     """Findings as Markdown."""
-    lines = ["| kernel | mutation | what is wrong | caught by | results alone |", "|---|---|---|---|---|"]
+    lines = ["| kernel | mutation | what is wrong | caught by | results of the same runs |", "|---|---|---|---|---|"]
     for finding in findings:
         kinds = ", ".join(sorted(finding.kinds & finding.mutation.kinds) or ["**nothing**"])
-        alone = "show it" if finding.numbers_alone else "are right"
+        alone = "wrong, or none" if finding.numbers_alone else "**right**"
         mutation = finding.mutation
         lines.append(f"| {finding.bed} | {mutation.name} | {mutation.description} | {kinds} | {alone} |")
     return "\n".join(lines) + "\n"
