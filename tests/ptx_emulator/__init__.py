@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ptx_emulator.kernels import Emulated
 
 
-
 def implementation(arch: str, **options: Any) -> Emulated:
     """An implementation that runs every kernel in the emulator: see `kernels.implementation`."""
     from ptx_emulator import kernels  # noqa: PLC0415  (needs the package under test; the emulator itself does not)

@@ -474,6 +474,7 @@ def _named(name: str) -> _Head:
 
 def _setmaxnreg(self: Decoder, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
     d.op = _OP["setmaxnreg"]
+    d.variant = int(parts[1] == "inc")
     d.operands = [self.value(arguments[0], 32)]
 
 
@@ -716,7 +717,9 @@ def _tcgen05_mma(self: Decoder, d: Decoded, parts: Sequence[str], arguments: Seq
     d.operands += [self.value(arguments[2], 64), self.value(arguments[3], 32)]
     rest = list(arguments[4:])
     if "block_scale" in parts:
-        blocks = [part for part in parts if part in ("block16", "block32", "scale_vec::1X", "scale_vec::2X", "scale_vec::4X")]
+        blocks = [
+            part for part in parts if part in ("block16", "block32", "scale_vec::1X", "scale_vec::2X", "scale_vec::4X")
+        ]
         size = {"block16": 16, "block32": 32, "scale_vec::1X": 32, "scale_vec::2X": 32, "scale_vec::4X": 16}
         d.extra = size[blocks[0]]
         d.operands += [self.value(rest[2], 1), self.address(rest[0]), self.address(rest[1])]

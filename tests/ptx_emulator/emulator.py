@@ -169,6 +169,12 @@ def _check(kernel: parser.Kernel, launch: Launch) -> None:
         raise ValueError(f"{kernel.name} requires blocks of {required}, launched with {launch.block}")
 
 
+def _registers(kernel: parser.Kernel, launch: Launch) -> int:
+    """Registers that a thread starts with: what ptxas gives it from the sizes that the entry declares."""
+    threads = -(-int(np.prod(launch.block)) // 32) * 32
+    return min(65536 // (threads * kernel.min_ctas) // 8 * 8, 255)
+
+
 def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, checks: Checks) -> Report:
     _check(kernel, launch)
     block = _param_block(kernel, launch)
@@ -203,6 +209,7 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
         block=launch.block,
         cluster=launch.cluster,
         shared_bytes=kernel.static_shared + launch.shared_bytes,
+        registers=_registers(kernel, launch),
         seed=seed,
         races=checks.races,
         blackwell=kernel.target.startswith("sm_10"),

@@ -71,7 +71,8 @@ class HostObject:
             partial.replace(relocatable)
         # Its own runtime, whatever else this process has loaded.
         native.compile_whole(
-            [native.compiler(), "-shared", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack", str(relocatable), str(_shim())], library
+            [native.compiler(), "-shared", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack", str(relocatable), str(_shim())],
+            library,
         )
         self._library = ctypes.CDLL(str(library))
         name_address = ctypes.addressof(ctypes.c_char.in_dll(self._library, f"{prefix}_function_name"))

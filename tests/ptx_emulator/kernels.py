@@ -6,8 +6,10 @@ import ctypes
 import dataclasses
 import functools
 import importlib.util
+import operator
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -81,14 +83,23 @@ class CompiledKernel:
         return done[0]
 
 
+def _path(spec: KernelSpec, arch: str) -> Path:
+    return native.cache_directory() / f"kernel-{objects.key(spec, arch)}.pickle"
+
+
+def compile_all(specs: Iterable[KernelSpec], arch: str) -> None:
+    """Compiles what this user's cache lacks, in one process."""
+    missing = [spec for spec in dict.fromkeys(specs) if not _path(spec, arch).exists()]
+    for spec, built in zip(missing, objects.build_all(missing, arch) if missing else (), strict=True):
+        content = pickle.dumps((built.data, built.ptx))
+        write_whole(_path(spec, arch), operator.methodcaller("write", content))
+
+
 @functools.cache
 def compiled(spec: KernelSpec, arch: str) -> CompiledKernel:
     """A kernel's object and PTX, from this user's cache or compiled now, which needs the CuTe DSL."""
-    path = native.cache_directory() / f"kernel-{objects.key(spec, arch)}.pickle"
-    if not path.exists():
-        (built,) = objects.build_all([spec], arch)
-        write_whole(path, lambda file: file.write(pickle.dumps((built.data, built.ptx))))
-    return CompiledKernel(*pickle.loads(path.read_bytes()))
+    compile_all([spec], arch)
+    return CompiledKernel(*pickle.loads(_path(spec, arch).read_bytes()))
 
 
 def arguments(
@@ -203,9 +214,7 @@ class Emulated:
         def emulated(*values: Any) -> np.ndarray:
             given = {name: np.ascontiguousarray(value) for name, value in zip(names, values, strict=True)}
             checks, seed, shape = self.checks, self.seed, result.shape
-            return run(
-                spec, self.arch, given, shape, multiprocessors=self.multiprocessors, seed=seed, checks=checks
-            )[0]
+            return run(spec, self.arch, given, shape, multiprocessors=self.multiprocessors, seed=seed, checks=checks)[0]
 
         return jax.pure_callback(emulated, result, *arrays)
 

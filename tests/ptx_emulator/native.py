@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 _CORE = Path(__file__).parent / "core"
-_FLAGS = ("-std=c++20", "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC")
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC")
 
 
 class BufferArgument(ctypes.Structure):
@@ -47,6 +47,7 @@ class LaunchArgument(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("cluster", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint32),
+        ("registers", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("races", ctypes.c_int32),
         ("blackwell", ctypes.c_int32),

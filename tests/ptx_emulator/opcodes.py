@@ -19,4 +19,3 @@ def _read() -> dict[str, dict[str, int]]:
 
 NAMES = _read()
 """Group to name to number: OP, FLAG, SPACE, COMPARE and so on."""
-

@@ -51,6 +51,8 @@ class Kernel:
     params: list[Param]
     reqntid: tuple[int, ...]
     static_shared: int
+    min_ctas: int = 1
+    """Of a multiprocessor (.minnctapersm)."""
     statements: list[Statement] = dataclasses.field(default_factory=list)
     instructions: list[list[int]] = dataclasses.field(default_factory=list)
     operands: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
@@ -134,6 +136,7 @@ class _Parser:
     """Decodes one entry."""
 
     def __init__(self, text: str, match: re.Match[str], target: str):
+        min_ctas = re.search(r"\.minnctapersm\s+(\d+)", match.group(3))
         reqntid = re.search(r"\.reqntid\s+([\d\s,]+)", match.group(3))
         self.kernel = Kernel(
             match.group(1),
@@ -141,6 +144,7 @@ class _Parser:
             _params(match.group(2) or ""),
             tuple(int(x) for x in reqntid.group(1).split(",") if x.strip()) if reqntid else (),
             0,
+            int(min_ctas.group(1)) if min_ctas else 1,
         )
         self.text, self.start = text, match.end()
         self.params = {param.name: param for param in self.kernel.params}
@@ -284,5 +288,3 @@ class _Parser:
         self.kernel.constants += bytes(256 if bits == 64 else 128)
         self.kernel.param_constants.append((at, bits, offset))
         return at
-
-

@@ -29,6 +29,7 @@ struct LaunchArgument {
   int64_t static_shared;
   uint32_t grid[3], block[3], cluster[3];
   uint32_t shared_bytes;
+  uint32_t registers;
   uint64_t seed;
   int32_t races, blackwell, max_faults, resident_clusters, timeline;
   int64_t max_instructions;
@@ -73,6 +74,7 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
   options.block = {launch->block[0], launch->block[1], launch->block[2]};
   options.cluster = {launch->cluster[0], launch->cluster[1], launch->cluster[2]};
   options.shared_bytes = launch->shared_bytes;
+  options.registers = launch->registers;
   options.seed = launch->seed;
   options.races = launch->races != 0;
   options.blackwell = launch->blackwell != 0;

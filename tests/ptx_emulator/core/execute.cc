@@ -24,6 +24,14 @@ int64_t Extend(uint64_t value, int bits) {
   return static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);
 }
 
+// One NaN gives the other operand, also a signalling one. -0 is below 0.
+float Extreme(float x, float y, bool smaller) {
+  if (x != x) return Canonical(y);
+  if (y != y) return x;
+  if (x == y) return std::signbit(x) == smaller ? x : y;
+  return (x < y) == smaller ? x : y;
+}
+
 template <typename T>
 bool CompareValues(Compare how, T a, T b) {
   const bool unordered = a != a || b != b;
@@ -109,17 +117,17 @@ void Machine::Alu(Context& c) {
   if (i.kind == 'f') {
     if (i.bits == 32) {
       switch (i.op()) {
-        case Op::add: BINARY(float, x + y); return;
-        case Op::sub: BINARY(float, x - y); return;
-        case Op::mul_lo: BINARY(float, x * y); return;
-        case Op::div: BINARY(float, x / y); return;
-        case Op::min: BINARY(float, std::fmin(x, y)); return;
-        case Op::max: BINARY(float, std::fmax(x, y)); return;
-        case Op::neg: UNARY(float, -x); return;
-        case Op::abs: UNARY(float, std::fabs(x)); return;
+        case Op::add: BINARY(float, Canonical(x + y)); return;
+        case Op::sub: BINARY(float, Canonical(x - y)); return;
+        case Op::mul_lo: BINARY(float, Canonical(x * y)); return;
+        case Op::div: BINARY(float, Canonical(x / y)); return;
+        case Op::min: BINARY(float, Extreme(x, y, true)); return;
+        case Op::max: BINARY(float, Extreme(x, y, false)); return;
+        case Op::neg: UNARY(float, Canonical(-x)); return;
+        case Op::abs: UNARY(float, Canonical(std::fabs(x))); return;
         case Op::fma: {
           const float* z = Source<float>(c, 3);
-          BINARY(float, std::fma(x, y, z[l]));
+          BINARY(float, Canonical(std::fma(x, y, z[l])));
           return;
         }
         default: break;
@@ -368,7 +376,7 @@ void Machine::Convert(Context& c) {
       if (round == Round::rni) value = std::nearbyint(value);
       if (i.has(k_saturate)) value = std::isnan(value) ? 0 : std::fmin(std::fmax(value, 0.0), 1.0);
       if (i.kind == 'f') {
-        Put(c, 0, l, i.bits == 64 ? BitCast<uint64_t>(value) : BitCast<uint32_t>(static_cast<float>(value)));
+        Put(c, 0, l, i.bits == 64 ? BitCast<uint64_t>(value) : BitCast<uint32_t>(Canonical(static_cast<float>(value))));
       } else if (i.kind == 't') {
         const uint32_t bits = BitCast<uint32_t>(static_cast<float>(value));
         Put(c, 0, l, (bits + 0x1000) & 0xffffe000u);  // cvt.rna: to nearest, ties away
@@ -410,6 +418,28 @@ bool Machine::Converged(Context& c, uint32_t members) {
   }
   c.fragment.wait = {Wait::kLanes, c.warp.cta, needed, 0};
   return false;
+}
+
+// Registers go from warp to warp through a pool of the CTA.
+Step Machine::SetRegisters(Context& c) {
+  Warp& warp = c.warp;
+  Cta& cta = *warp.cta;
+  const uint32_t wanted = Source<uint32_t>(c, 0)[__builtin_ctz(c.mask)];
+  const bool more = c.instr.variant != 0;
+  if (wanted < 24 || wanted > 256 || wanted % 8 != 0) {
+    Fail("protocol", c.site(*this), Text("%u registers: it must be a multiple of 8 from 24 to 256", wanted));
+  }
+  if (more ? wanted < warp.register_count : wanted > warp.register_count) {
+    Fail("protocol", c.site(*this), Text("%u registers are asked for, the warp has %u", wanted, warp.register_count));
+  }
+  if (more && (wanted - warp.register_count) * 32 > cta.free_registers) {
+    c.fragment.wait = {Wait::kRegisters, &cta, (wanted - warp.register_count) * 32, 0};
+    return Step::kBlocked;
+  }
+  cta.free_registers += (warp.register_count - wanted) * 32;  // modulo 2^32
+  warp.register_count = wanted;
+  ++progress_;
+  return Step::kNext;
 }
 
 void Machine::Shuffle(Context& c) {
@@ -611,11 +641,7 @@ Step Machine::Execute(Context& c) {
     case Op::trap: Fail("protocol", c.site(*this), "the kernel stopped itself with trap");
     case Op::setmaxnreg: {
       if (!Converged(c, ~0u)) return Step::kBlocked;
-      const uint32_t registers = Source<uint32_t>(c, 0)[lane];
-      if (registers < 24 || registers > 256 || registers % 8 != 0) {
-        Fail("protocol", c.site(*this), Text("%u registers: it must be a multiple of 8 from 24 to 256", registers));
-      }
-      return Step::kNext;
+      return SetRegisters(c);
     }
     case Op::bar_warp_sync: {
       const uint32_t members = Source<uint32_t>(c, 0)[lane];

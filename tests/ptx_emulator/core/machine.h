@@ -26,7 +26,7 @@ struct Warp;
 
 // What a group of lanes waits for.
 struct Wait {
-  enum Kind { kNothing, kMbarrier, kNamedBarrier, kClusterBarrier, kBulkGroups, kLanes, kTmem, kPeer } kind = kNothing;
+  enum Kind { kNothing, kMbarrier, kNamedBarrier, kClusterBarrier, kBulkGroups, kLanes, kTmem, kPeer, kRegisters } kind = kNothing;
   Cta* cta = nullptr;
   uint32_t number = 0;  // mbarrier offset, barrier id, groups that may be pending, lane mask, columns
   uint64_t value = 0;   // parity, generation, whether reading is enough
@@ -56,6 +56,7 @@ struct BulkGroup {
 // One matrix operand as float32, [k][row].
 struct Tile {
   std::vector<float> values;
+  std::vector<int32_t> exponents;  // for what needs them
 };
 
 struct WgmmaOp {
@@ -88,7 +89,9 @@ struct Warp {
   std::vector<uint8_t> register_memory;
   uint32_t agent = 0;  // of lane 0
   uint32_t clock = 1;
+  uint32_t register_count = 0;
   int failed_polls = 0;
+  uint32_t polled_pc = 0;
   uint64_t polled_at = 0;
   std::vector<Clocks> lanes;
   std::vector<Clocks> fences;  // what thread fences have published, for relaxed arrivals
@@ -129,6 +132,7 @@ struct BarrierEvent {
   int warp = 0;
   int64_t value = 0;
   uint32_t phase = 0;
+  int times = 1;
 };
 
 struct Mbarrier {
@@ -180,6 +184,7 @@ struct Cta {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   std::unique_ptr<Tmem> tmem;
+  uint32_t free_registers = 0;
   uint32_t tensor_agent = 0;
   uint32_t tensor_clock = 0;
 };
@@ -263,6 +268,7 @@ class Machine {
     Site site(const Machine& m) const { return m.Here(warp, fragment.pc, mask); }
   };
   Step Execute(Context& c);
+  Step SetRegisters(Context& c);
   void Alu(Context& c);
   void Convert(Context& c);
   void Shuffle(Context& c);

@@ -189,6 +189,7 @@ struct Options {
   Dim3 grid, block, cluster;
   uint32_t shared_bytes = 0;  // static and dynamic
   uint64_t seed = 0;
+  uint32_t registers = 0;  // of a thread at its start
   bool races = true;
   bool blackwell = false;
   int max_faults = 8;

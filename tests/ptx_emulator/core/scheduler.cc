@@ -93,6 +93,7 @@ void Machine::StartCluster() {
       const uint32_t lanes = std::min(32u, threads - 32 * w);
       warp.live = lanes == 32 ? ~0u : (1u << lanes) - 1;
       warp.fragments.push_back({0, warp.live, {}, false});
+      warp.register_count = options_.registers;
       warp.agent = (rank * warps + w) * 32;
       warp.wgmma_agent = first_wgmma + rank * padded_warps + w;
       warp.register_memory.assign(static_cast<size_t>(program_.register_bytes) + 64, 0);
@@ -177,6 +178,7 @@ bool Machine::Ready(Warp& warp, const Fragment& fragment) {
     case Wait::kNamedBarrier: return wait.cta->named[wait.number].generation != wait.value;
     case Wait::kClusterBarrier: return warp.cta->cluster->generation != wait.value;
     case Wait::kLanes: return (wait.number & warp.live & ~fragment.mask) == 0;
+    case Wait::kRegisters: return wait.cta->free_registers >= wait.number;
     case Wait::kPeer: return wait.cta->tmem->pair_requests >= wait.value;
     case Wait::kTmem: {
       const Tmem& tmem = *wait.cta->tmem;
@@ -374,6 +376,7 @@ std::string Machine::Describe(Warp& warp, const Fragment& fragment) {
     case Wait::kLanes: text += Text("lanes %#010x of its warp", wait.number & warp.live & ~fragment.mask); break;
     case Wait::kTmem: text += Text("%u columns of TMEM", wait.number); break;
     case Wait::kPeer: text += "the other CTA of its pair to allocate TMEM"; break;
+    case Wait::kRegisters: text += Text("%u registers, of which %u are free", wait.number, wait.cta->free_registers); break;
     case Wait::kNothing: text += "nothing"; break;
   }
   return text;

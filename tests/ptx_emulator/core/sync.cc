@@ -50,15 +50,24 @@ void Machine::CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks&
 }
 
 void Machine::Note(Mbarrier& barrier, const char* what, const Site& site, int64_t value) {
+  if (!barrier.events.empty()) {
+    BarrierEvent& last = barrier.events.back();
+    if (last.pc == site.pc && last.warp == site.warp && last.cta.x == site.cta.x && last.cta.y == site.cta.y &&
+        last.cta.z == site.cta.z && last.value == value && last.phase == barrier.phase) {
+      ++last.times;
+      return;
+    }
+  }
   if (barrier.events.size() >= 16) barrier.events.pop_front();
-  barrier.events.push_back({what, site.pc, site.cta, site.warp, value, barrier.phase});
+  barrier.events.push_back({what, site.pc, site.cta, site.warp, value, barrier.phase, 1});
 }
 
 std::string Machine::History(const Mbarrier& barrier) const {
   std::string text;
   for (const BarrierEvent& event : barrier.events) {
-    text += Text("\n    phase %u: %s %lld by CTA (%u, %u, %u) warp %d, line %d", event.phase, event.what,
-                 static_cast<long long>(event.value), event.cta.x, event.cta.y, event.cta.z, event.warp,
+    const std::string times = event.times > 1 ? Text(" (%d times)", event.times) : "";
+    text += Text("\n    phase %u: %s %lld%s by CTA (%u, %u, %u) warp %d, line %d", event.phase, event.what,
+                 static_cast<long long>(event.value), times.c_str(), event.cta.x, event.cta.y, event.cta.z, event.warp,
                  program_.instructions[event.pc].line);
   }
   return text;
@@ -205,13 +214,17 @@ Step Machine::MbarrierWait(Context& c) {
       c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
       return Step::kBlocked;
     }
-    // A poll may fail. Where nothing has changed since the last one, there is no use in going on with it.
-    if (c.warp.polled_at == progress_ && ++c.warp.failed_polls > 4) {
+    // A poll may fail. Where nothing has changed since this one began to, there is no use in going on with it.
+    if (c.warp.polled_at == progress_ && c.warp.polled_pc == c.fragment.pc) {
+      if (++c.warp.failed_polls > 64) {
+        c.warp.failed_polls = 0;
+        c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
+        return Step::kBlocked;
+      }
+    } else {
       c.warp.failed_polls = 0;
-      c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
-      return Step::kBlocked;
     }
-    if (c.warp.polled_at != progress_) c.warp.failed_polls = 0;
+    c.warp.polled_pc = c.fragment.pc;
     c.warp.polled_at = progress_;
   }
   for (int l = 0; l < 32; ++l) {

@@ -61,7 +61,7 @@ TensorMap Machine::ReadTensorMap(const Site& site, Cluster& cluster, uint64_t ad
   const TensorMap map = DecodeTensorMap(bytes);
   if (map.rank > 5 || map.element_bytes == 0) Fail("protocol", site, "this is no tensor map");
   if (map.interleave != 0) Fail("unsupported", site, "a tensor map with interleaving");
-  if (map.fills_with_nan) Fail("unsupported", site, "a tensor map that fills with NaN");
+  if (map.fills_with_nan && map.format != 10) Fail("unsupported", site, "a tensor map that fills with NaN other than bf16");
   if (map.atomicity > 1) Fail("unsupported", site, "a tensor map with this atomicity of its swizzle");
   if (map.address % 16 != 0) Fail("misaligned", site, "a tensor map whose address is not a multiple of 16");
   for (int i = 0; i < map.rank; ++i) {
@@ -77,6 +77,8 @@ TensorMap Machine::ReadTensorMap(const Site& site, Cluster& cluster, uint64_t ad
 }
 
 namespace {
+
+constexpr uint16_t kFillNan = 0x7ff7;  // of bf16, measured on an H200
 
 // Elementwise reduction of `bytes` bytes into `to`.
 bool Reduce(Atomic how, int format, uint32_t bytes, uint8_t* to, const uint8_t* from) {
@@ -121,6 +123,9 @@ bool Reduce(Atomic how, int format, uint32_t bytes, uint8_t* to, const uint8_t* 
 void Machine::CopyBox(const Site& site, Cta& cta, const TensorMap& map, const std::array<int32_t, 5>& coords,
                       uint32_t offset, const Actor& reader, const Actor& writer, bool load, int reduce) {
   const uint32_t row_bytes = map.box[0] * map.element_bytes;
+  if (int64_t{coords[0]} * map.element_bytes / map.packed % 16 != 0) {
+    Fail("misaligned", site, Text("the innermost coordinate %d is not at a multiple of 16 bytes", coords[0]));
+  }
   const int64_t first = coords[0] / map.packed;
   const int64_t skip = std::clamp<int64_t>(-first, 0, map.box[0]);
   const int64_t stop = std::clamp<int64_t>(static_cast<int64_t>(map.dims[0]) - first, skip, map.box[0]);
@@ -139,9 +144,12 @@ void Machine::CopyBox(const Site& site, Cta& cta, const TensorMap& map, const st
     }
     const uint32_t at = offset + r * row_bytes;
     const uint32_t begin = static_cast<uint32_t>(skip) * map.element_bytes;
-    const uint32_t bytes = inside ? static_cast<uint32_t>(stop - skip) * map.element_bytes : 0;
+    uint32_t bytes = inside ? static_cast<uint32_t>(stop - skip) * map.element_bytes : 0;
     if (load) {
       std::memset(row.data(), 0, row_bytes);
+      if (map.fills_with_nan) {
+        for (uint32_t i = 0; i < row_bytes; i += 2) std::memcpy(row.data() + i, &kFillNan, 2);
+      }
       if (bytes != 0) ReadGlobal(site, *cta.cluster, address, bytes, reader, row.data() + begin);
       for (uint32_t chunk = 0; chunk < row_bytes; chunk += 16) {
         WriteShared(site, cta, Swizzle(at + chunk, map.swizzle, map.atomicity), 16, writer, row.data() + chunk);
@@ -149,6 +157,8 @@ void Machine::CopyBox(const Site& site, Cta& cta, const TensorMap& map, const st
       continue;
     }
     if (bytes == 0) continue;
+    // Plain stores are cut off at the end of a row by 16 bytes, not by element: measured on an H200.
+    if (reduce < 0) bytes = (begin + bytes + 15) / 16 * 16 - begin;
     for (uint32_t chunk = begin / 16 * 16; chunk < begin + bytes; chunk += 16) {
       ReadShared(site, cta, Swizzle(at + chunk, map.swizzle, map.atomicity), 16, reader, row.data() + chunk);
     }
@@ -226,9 +236,10 @@ void Machine::TmaLoad(Context& c) {
 void Machine::TmaStore(Context& c) {
   const Instr& i = c.instr;
   Cluster& cluster = *c.warp.cta->cluster;
-  // The DSL emits stores for all lanes of a warp with the same operands; the unit takes them once.
+  // Stores of all lanes of a warp are one: the compiler merges them. Reductions are one for each lane. (H200)
   const int lane = __builtin_ctz(c.mask);
   const Site site = c.site(*this);
+  const int times = i.has(k_reduce) ? __builtin_popcount(c.mask) : 1;
   for (int l = lane; l < 32; ++l) {
     if (!(c.mask >> l & 1)) continue;
     for (int d = 0; d < i.operands; ++d) {
@@ -259,7 +270,9 @@ void Machine::TmaStore(Context& c) {
       {[=, this] {
          const Actor reader = AsyncActor(op, pc, false);
          const Actor writer = AsyncActor(op, pc, true, reduce >= 0 ? kAtomic : 0);
-         CopyBox(site, *cta, map, coords, place.offset, reader, writer, false, reduce);
+         for (int t = 0; t < times; ++t) {
+           CopyBox(site, *cta, map, coords, place.offset, reader, writer, false, reduce);
+         }
          bulk->read = bulk->done = true;
          ++progress_;
        },

@@ -152,9 +152,12 @@ void Machine::WgmmaExecute(Warp& warp) {
     actor.access.base = static_cast<uint16_t>(warp.wgmma_agent / 4 * 4);
     actor.access.cluster = cta.cluster->number;
     actor.clocks = op.clocks.get();
+    const bool sixteen_bits = BytesOf(static_cast<Format>(i.variant)) == 2;
+    const int lowest = static_cast<Format>(i.variant) == Format::f16 ? -14 : -126;
     if (!shared.loaded) {
       LoadTile(site, cta, {op.b, columns, i.bits2, static_cast<Format>(i.variant), (i.extra >> 3 & 1) != 0}, actor,
                shared.tile);
+      if (sixteen_bits) Exponents(shared.tile.values, lowest, shared.tile.exponents);
       shared.loaded = true;
     }
     Tile a;
@@ -165,7 +168,13 @@ void Machine::WgmmaExecute(Warp& warp) {
       for (float& value : a.values) value = -value;
     }
     if (!op.accumulate) std::fill(sums.begin(), sums.end(), 0.0f);
-    MultiplyAdd(a.values.data(), 16, shared.tile.values.data(), columns, i.bits2, 16, columns, sums.data());
+    if (sixteen_bits) {
+      Exponents(a.values, lowest, a.exponents);
+      MultiplyAddTruncating(a.values.data(), a.exponents.data(), 16, shared.tile.values.data(),
+                            shared.tile.exponents.data(), columns, i.bits2, 16, columns, sums.data());
+    } else {
+      MultiplyAdd(a.values.data(), 16, shared.tile.values.data(), columns, i.bits2, 16, columns, sums.data());
+    }
     ++warp.executed;
     if (shared.users == 4 && warp.executed > op.serial) {
       bool all = true;
