@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +15,7 @@ from ptx_emulator.memory import empty
 
 from jax_ggemm.kernel.config import KernelSpec, Sm90Config
 from jax_ggemm.products import Product
-from ptx_mutations import hopper_data, hopper_pairs, hopper_synchronisation
+from ptx_mutations import hopper_data, hopper_pairs, hopper_synchronisation, pipeline_mutations
 from ptx_mutations.harness import Outcome
 from ptx_mutations.hopper_text import HopperText
 from ptx_mutations.mutation import Mutation
@@ -53,9 +54,9 @@ class HopperBed:
         self.name = f"{problem.product.value} {config.tile_m}x{config.tile_n}" + " pair" * (config.cluster > 1)
 
     @functools.cached_property
-    def mutations(self) -> Sequence[Mutation[HopperText]]:
+    def mutations(self) -> Sequence[Mutation[Any]]:
         """Those that are for this bed."""
-        modules = (hopper_synchronisation, hopper_data, hopper_pairs)
+        modules = (pipeline_mutations, hopper_synchronisation, hopper_data, hopper_pairs)
         return [m for module in modules for m in module.MUTATIONS.all if self.name in m.beds]
 
     @functools.cached_property

@@ -88,20 +88,18 @@ def piece_granted_to_oneself(t: HopperText) -> None:
 @_add("deadlock")
 def piece_of_too_many_bytes(t: HopperText) -> None:
     """The receiver expects 16 bytes more than are sent."""
-    _change_bytes(t, +16)
+    t.change_bytes(_later_expectation(t), +16)
 
 
 @_add("barrier", "race", "deadlock")
 def piece_of_too_few_bytes(t: HopperText) -> None:
     """The receiver expects 16 bytes fewer than are sent."""
-    _change_bytes(t, -16)
+    t.change_bytes(_later_expectation(t), -16)
 
 
-def _change_bytes(t: HopperText, change: int) -> None:
-    line = t.find(r"mbarrier\.arrive\.expect_tx", range(t.find(_GRANT, nth=1), len(t.lines)))
-    register = t.last_operand(line)
-    place = t.find(rf"mov\.b32\s+{register}, \d+;", t.products)
-    t.substitute(place, r"\d+;", f"{int(t.last_operand(place)) + change};")
+def _later_expectation(t: HopperText) -> int:
+    """Where the receiver expects a piece that is not among the first."""
+    return t.find(r"mbarrier\.arrive\.expect_tx", range(t.find(_GRANT, nth=1), len(t.lines)))
 
 
 @_add(WRONG, "uninitialised")

@@ -31,37 +31,31 @@ def no_fence_after_the_initialisation(t: Tcgen05Text) -> None:
 @_add("race", "barrier")
 def empty_wait(t: Tcgen05Text) -> None:
     """The load warp fills stages without waiting until they have been multiplied."""
-    t.drop_block(t.on_barrier(r"try_wait", "empty", t.load))
+    t.drop_block(t.wait("stage_empty", t.load))
 
 
 @_add("race", "uninitialised")
 def full_wait(t: Tcgen05Text) -> None:
     """Products read stages without waiting for them."""
-    t.drop_block(t.on_barrier(r"try_wait", "full", t.multiply))
+    t.drop_block(t.wait("stage_full", t.products))
 
 
 @_add("race", "uninitialised", "protocol")
 def done_wait(t: Tcgen05Text) -> None:
     """The accumulators are read without waiting for the products."""
-    t.drop_block(t.on_barrier(r"try_wait", "done", t.store))
+    t.drop_block(t.wait("done", t.store))
 
 
 @_add("deadlock")
 def empty_parity(t: Tcgen05Text) -> None:
     """The load warp waits for the other parity of empty stages."""
-    line = t.on_barrier(r"try_wait", "empty", t.load)
-    register = t.lines[line].split("],")[1].split(",")[0].strip()
-    t.substitute(line, rf"\], {register},", "], %mutant,")
-    t.insert(t._block(line).start, f"xor.b32 	%mutant, {register}, 1;")
-    t.declare_mutant()
+    t.flip_parity(t.wait("stage_empty", t.load))
 
 
 @_add("race", "uninitialised", "deadlock", "barrier")
 def full_parity(t: Tcgen05Text) -> None:
     """The parity of full stages never flips for the warp that multiplies."""
-    line = t.on_barrier(r"try_wait", "full", t.multiply)
-    register = t.lines[line].split("],")[1].split(",")[0].strip()
-    t.drop(t.find(rf"xor\.b32\s+{register}, {register}", t.multiply))
+    t.keep_parity(t.wait("stage_full", t.products), t.products)
 
 
 @_add("deadlock")
@@ -72,30 +66,24 @@ def count_one_more(t: Tcgen05Text) -> None:
     t.substitute(line, rf", {register};", ", 2;")
 
 
-def _change_bytes(t: Tcgen05Text, change: int) -> None:
-    line = t.find(r"arrive\.expect_tx", t.load)
-    place = t.find(rf"mov\.b32\s+{t.last_operand(line)}, \d+;", t.load)
-    t.substitute(place, r"\d+;", f"{int(t.last_operand(place)) + change};")
-
-
 @_add("deadlock", "barrier")
 def bytes_too_many(t: Tcgen05Text) -> None:
     """16 bytes more are expected than come."""
-    _change_bytes(t, 16)
+    t.change_bytes(t.arrive("stage_full", t.load), +16)
 
 
 @_add("deadlock", "barrier", "race")
 def bytes_too_few(t: Tcgen05Text) -> None:
     """16 bytes fewer are expected than come."""
-    _change_bytes(t, -16)
+    t.change_bytes(t.arrive("stage_full", t.load), -16)
 
 
 @_add("race", "barrier", "uninitialised", beds=(TWO,))
 def bytes_of_one_block(t: Tcgen05Text) -> None:
     """The first block expects its own bytes alone, not those of both."""
-    line = t.find(r"arrive\.expect_tx", t.load)
-    place = t.find(rf"mov\.b32\s+{t.last_operand(line)}, \d+;", t.load)
-    t.substitute(place, r"\d+;", f"{int(t.last_operand(place)) // 2};")
+    arrival = t.arrive("stage_full", t.load)
+    place = t.find(rf"mov\.b32\s+{t.last_operand(arrival)}, \d+;", t.load)
+    t.change_bytes(arrival, -int(t.last_operand(place)) // 2)
 
 
 @_add("deadlock", "barrier", beds=(TWO,))
@@ -108,40 +96,40 @@ def both_blocks_signal_their_own(t: Tcgen05Text) -> None:
 @_add("deadlock", beds=(TWO,))
 def stages_returned_to_one_block(t: Tcgen05Text) -> None:
     """The first block's products tell that block alone that a stage is empty."""
-    line = t.find(_COMMIT, t.multiply)
-    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.multiply), r"3;", "1;")
+    line = t.find(_COMMIT, t.products)
+    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.products), r"3;", "1;")
 
 
 @_add("deadlock", beds=(TWO,))
 def results_announced_to_one_block(t: Tcgen05Text) -> None:
     """The first block's products tell that block alone that they are done."""
-    line = t.find(_COMMIT, t.multiply, -1)
-    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.multiply), r"3;", "1;")
+    line = t.find(_COMMIT, t.products, -1)
+    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.products), r"3;", "1;")
 
 
 @_add("deadlock")
 def stages_not_returned(t: Tcgen05Text) -> None:
     """Products do not say that they have read a stage."""
-    t.drop(t.find(_COMMIT, t.multiply))
+    t.drop(t.find(_COMMIT, t.products))
 
 
 @_add("deadlock")
 def results_not_announced(t: Tcgen05Text) -> None:
     """Products do not say that they are done."""
-    t.drop(t.find(_COMMIT, t.multiply, -1))
+    t.drop(t.find(_COMMIT, t.products, -1))
 
 
 @_add("race", "barrier", "protocol", "deadlock")
 def stages_returned_twice(t: Tcgen05Text) -> None:
     """Products say twice that they have read a stage."""
-    line = t.find(_COMMIT, t.multiply)
+    line = t.find(_COMMIT, t.products)
     t.insert(line, t.lines[line].strip())
 
 
 @_add("race")
 def stages_returned_too_early(t: Tcgen05Text) -> None:
     """A stage is returned before the last of its products is issued."""
-    commit, product = t.find(_COMMIT, t.multiply), t.find(_MMA, t.multiply, 3)
+    commit, product = t.find(_COMMIT, t.products), t.find(_MMA, t.products, 3)
     t.move(commit, product)
     if t.ctas == 2:
         t.insert(product, f"mov.b16 	{t.last_operand(product)}, 3;")
@@ -224,13 +212,13 @@ def descriptor_swizzle(t: Tcgen05Text) -> None:
 @_add(WRONG)
 def descriptor_start(t: Tcgen05Text) -> None:
     """The second step of a product starts 32 bytes late in one operand."""
-    t.substitute(t.find(r"add\.s32\s+%\w+, %\w+, 2;", t.multiply), r"2;", "4;")
+    t.substitute(t.find(r"add\.s32\s+%\w+, %\w+, 2;", t.products), r"2;", "4;")
 
 
 @_add(WRONG)
 def instruction_of_another_type(t: Tcgen05Text) -> None:
     """The instruction descriptor takes bfloat16 operands for float16."""
-    line = t.find(r"selp\.b32\s+%\w+, \d+, \d+, %\w+;", t.multiply, 1)
+    line = t.find(r"selp\.b32\s+%\w+, \d+, \d+, %\w+;", t.products, 1)
     values = [int(v) for v in t.lines[line].split(", ")[1:3]]
     changed = ", ".join(str(value & ~(0b111111 << 7)) for value in values)
     t.substitute(line, rf"{values[0]}, {values[1]}", changed)
@@ -239,22 +227,22 @@ def instruction_of_another_type(t: Tcgen05Text) -> None:
 @_add(WRONG)
 def product_that_does_not_accumulate(t: Tcgen05Text) -> None:
     """The last step of a stage forgets what was added before."""
-    line = t.find(r"mov\.pred\s+%\w+, -1;", t.multiply, -1)
+    line = t.find(r"mov\.pred\s+%\w+, -1;", t.products, -1)
     t.substitute(line, "-1;", "0;")
 
 
 @_add(WRONG, "uninitialised")
 def product_that_accumulates_from_the_start(t: Tcgen05Text) -> None:
     """The first step adds to whatever was in tensor memory."""
-    line = t.find(_MMA, t.multiply)
+    line = t.find(_MMA, t.products)
     predicate = t.last_operand(line)
-    t.substitute(t.find(rf"setp\.ne\.b32\s+{predicate}, ", t.multiply), r"setp\.ne\.b32", "setp.ge.s32")
+    t.substitute(t.find(rf"setp\.ne\.b32\s+{predicate}, ", t.products), r"setp\.ne\.b32", "setp.ge.s32")
 
 
 @_add(WRONG)
 def product_step_dropped(t: Tcgen05Text) -> None:
     """One step of 16 along the contraction is left out."""
-    t.drop(t.find(_MMA, t.multiply, 2))
+    t.drop(t.find(_MMA, t.products, 2))
 
 
 @_add(WRONG, "out-of-bounds")

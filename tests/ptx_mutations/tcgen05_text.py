@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
+from ptx_mutations.kernel_text import KernelText
 
-from ptx_mutations.text import NotFoundError, Text
-
-_BARRIER_OPERAND = re.compile(r"\[(%\w+(?:\+\d+)?)\]")
-_BARRIERS = {"full": range(16), "empty": range(16, 32), "done": range(32, 40)}
-"""As in `Storage` of testbeds/tcgen05_gemm.py: two stages."""
+_STAGES = 2
 
 
-class Tcgen05Text(Text):
-    """The PTX of testbeds/tcgen05_gemm.py."""
+class Tcgen05Text(KernelText):
+    """The PTX of testbeds/tcgen05_gemm.py, which has no scheduler and no ring of work tiles."""
 
     def __init__(self, ptx: str, ctas: int):
-        super().__init__(ptx)
+        # As in its `Storage`.
+        super().__init__(ptx, {"stage_full": 8 * _STAGES, "stage_empty": 8 * _STAGES, "done": 8})
         self.ctas = ctas
 
     @property
@@ -31,31 +28,15 @@ class Tcgen05Text(Text):
     @property
     def load(self) -> range:
         """What the load warp runs."""
-        return range(self.prologue.stop, self.multiply.start)
+        return range(self.prologue.stop, self.products.start)
 
     @property
-    def multiply(self) -> range:
+    def products(self) -> range:
         """What the warp that multiplies runs."""
-        mma = self.find(r"tcgen05\.mma")
-        wait = self.find(r"mbarrier\.try_wait", range(mma), -1)
-        return range(self._block(wait).start, self.find(r"tcgen05\.commit", nth=-1) + 1)
+        wait = self.find(r"mbarrier\.try_wait", range(self.find(r"tcgen05\.mma")), -1)
+        return range(self.block(wait).start, self.find(r"tcgen05\.commit", nth=-1) + 1)
 
     @property
     def store(self) -> range:
         """What the warps that write run, and the end of all."""
-        return range(self.multiply.stop, len(self.lines))
-
-    def barrier(self, line: int) -> str | None:
-        """Which barriers the operand of an instruction is one of."""
-        match = _BARRIER_OPERAND.search(self.lines[line].split("mbarrier", 1)[-1])
-        if match is None:
-            return None
-        place = self.constant(match.group(1))
-        return next((name for name, where in _BARRIERS.items() if place in where), None)
-
-    def on_barrier(self, pattern: str, barrier: str, part: range, nth: int = 0) -> int:
-        """The nth instruction of a part that matches and acts on such a barrier."""
-        lines = [i for i in self.all(pattern, part) if self.barrier(i) == barrier]
-        if nth >= len(lines):
-            raise NotFoundError(f"{len(lines)} {pattern} on {barrier} here, none is number {nth}")
-        return lines[nth]
+        return range(self.products.stop, len(self.lines))

@@ -62,10 +62,10 @@ class Text:
 
     def drop_block(self, line: int) -> None:
         """Removes the block { } of inline assembly around a line."""
-        for i in self._block(line):
+        for i in self.block(line):
             self.lines[i] = f"	// dropped: {self.lines[i].strip()}"
 
-    def _block(self, line: int) -> range:
+    def block(self, line: int) -> range:
         first = next((i for i in range(line, -1, -1) if self.lines[i].strip() == "{"), None)
         last = next((i for i in range(line, len(self.lines)) if self.lines[i].strip() == "}"), None)
         if first is None or last is None or last - first > 12:
