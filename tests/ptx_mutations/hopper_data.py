@@ -6,7 +6,7 @@ from ptx_mutations.hopper_text import HopperText
 from ptx_mutations.mutation import WRONG, Mutations
 from ptx_mutations.text import NotFoundError
 
-MUTATIONS: Mutations[HopperText] = Mutations(beds=("forward 128x128",))
+MUTATIONS: Mutations[HopperText] = Mutations(beds=("sm_90a forward 128x128",))
 _add = MUTATIONS.add
 _LOAD = r"cp\.async\.bulk\.tensor\.\dd\.shared::cta"
 _STORE = r"cp\.async\.bulk\.tensor\.\dd\.global"
@@ -237,7 +237,7 @@ def staging_buffer_stored_twice(t: HopperText) -> None:
 
 # Ragged contractions: the view whose rows end with the group
 
-_DRHS = ("drhs 128x128",)
+_DRHS = ("sm_90a drhs 128x128",)
 
 
 @_add(WRONG, beds=_DRHS)

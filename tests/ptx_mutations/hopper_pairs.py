@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptx_mutations.hopper_text import HopperText
 from ptx_mutations.mutation import WRONG, Mutations
 
-MUTATIONS: Mutations[HopperText] = Mutations(beds=("drhs 128x128 pair",))
+MUTATIONS: Mutations[HopperText] = Mutations(beds=("sm_90a drhs 128x128 pair",))
 _add = MUTATIONS.add
 _SEND = r"st\.async"
 _GRANT = r"mbarrier\.arrive\.release\.cluster"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptx_mutations.hopper_text import HopperText
 from ptx_mutations.mutation import WRONG, Mutations
 
-MUTATIONS: Mutations[HopperText] = Mutations(beds=("forward 128x128", "drhs 128x128"))
+MUTATIONS: Mutations[HopperText] = Mutations(beds=("sm_90a forward 128x128", "sm_90a drhs 128x128"))
 _add = MUTATIONS.add
 
 

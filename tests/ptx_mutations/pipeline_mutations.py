@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptx_mutations.kernel_text import KernelText
 from ptx_mutations.mutation import Mutations
 
-MUTATIONS: Mutations[KernelText] = Mutations(beds=("forward 128x128", "drhs 128x128"))
+MUTATIONS: Mutations[KernelText] = Mutations(beds=("sm_90a forward 128x128", "sm_90a drhs 128x128"))
 _add = MUTATIONS.add
 
 

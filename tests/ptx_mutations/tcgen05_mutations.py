@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptx_mutations.mutation import WRONG, Mutations
 from ptx_mutations.tcgen05_text import Tcgen05Text
 
-ONE, TWO = "tcgen05 1 block", "tcgen05 2 blocks"
+ONE, TWO = "sm_100a test bed, 1 block", "sm_100a test bed, 2 blocks"
 MUTATIONS: Mutations[Tcgen05Text] = Mutations(beds=(ONE, TWO))
 _add = MUTATIONS.add
 _LOAD = r"cp\.async\.bulk\.tensor"
