@@ -95,7 +95,7 @@ def ring_release_of_load(t: KernelText) -> None:
     t.drop(t.arrive("ring_empty", t.load, 1))
 
 
-@_add("barrier", "race")
+@_add("barrier", "race", "deadlock")
 def ring_release_twice(t: KernelText) -> None:
     """A consumer warp says twice that it has read a work tile."""
     line = t.arrive("ring_empty", t.products, 1)
