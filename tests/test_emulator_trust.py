@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
-from ptx_emulator import kernels  # noqa: E402
-from ptx_vectors import replay_kernels  # noqa: E402
-from ptx_vectors.kernels import Case, cases  # noqa: E402
-from ptx_vectors.record_kernels import ARCHITECTURE, digest  # noqa: E402
+from ptx_emulator import kernels
+from ptx_vectors import replay_kernels
+from ptx_vectors.kernels import Case, cases
+from ptx_vectors.record_kernels import ARCHITECTURE, digest
 
-from jax_ggemm.kernel import config  # noqa: E402
+from jax_ggemm.kernel import config
 
 pytestmark = pytest.mark.emulator
 

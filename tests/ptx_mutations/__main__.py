@@ -20,7 +20,7 @@ def main() -> None:
     findings = []
     for bed, mutation in all_of(beds()):
         if arguments.only in f"{bed.name}: {mutation.name}":
-            finding = investigate(bed, mutation, range(arguments.seeds))
+            finding = investigate(bed, mutation, range(arguments.seeds), compare=arguments.table is not None)
             findings.append(finding)
             print(("" if finding.caught else "NOT CAUGHT ") + str(finding), flush=True)
     missed = [finding for finding in findings if not finding.caught]

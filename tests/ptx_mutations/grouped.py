@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import oracle
-from ptx_emulator import Memory, kernels
+from ptx_emulator import Checks, Memory, kernels
 from ptx_emulator.memory import empty
 
 from jax_ggemm.kernel.config import KernelSpec
@@ -101,13 +101,13 @@ class GroupedBed:
         """The kernel's PTX."""
         return self._text(self._kernel.ptx, self.spec.config)
 
-    def run(self, ptx: str, seed: int) -> Outcome:
+    def run(self, ptx: str, seed: int, races: bool = True) -> Outcome:
         """Runs an edited text."""
         memory, result = Memory(), empty((1, *self._expected.shape), _BF16)
         for name, array in self._arrays.items():
             memory.add(name, array)
         memory.add("result", result, writable=True, initialised=False)
         arguments = kernels.arguments(self.spec, self._arrays, result, self.problem.blocks)
-        _, report = self._kernel.launch(arguments, memory, ptx=ptx, seed=seed, raises=False)
+        _, report = self._kernel.launch(arguments, memory, ptx=ptx, seed=seed, checks=Checks(races=races), raises=False)
         # Zeros of either sign are the same result; what was never written is NaN.
         return Outcome(report, int(np.count_nonzero(result[0] != self._expected)))

@@ -25,11 +25,6 @@ class Outcome:
         """What was found."""
         return frozenset(fault.kind for fault in self.report.faults) | ({WRONG} if self.wrong else frozenset())
 
-    @property
-    def finished(self) -> bool:
-        """Whether the kernel came to its end, so that its results mean something."""
-        return all(fault.kind == "race" for fault in self.report.faults)
-
 
 class TestBed(Protocol):
     """A kernel with inputs that reach all of its paths. Another kernel joins by being one of these."""
@@ -44,8 +39,8 @@ class TestBed(Protocol):
         """The kernel's PTX, to be edited."""
         ...
 
-    def run(self, ptx: str, seed: int) -> Outcome:
-        """Runs an edited text on the bed's inputs."""
+    def run(self, ptx: str, seed: int, races: bool = True) -> Outcome:
+        """Runs an edited text on the bed's inputs; without `races`, these are not looked for."""
         ...
 
 
@@ -56,6 +51,8 @@ class Finding:
     bed: str
     mutation: Mutation[Any]
     by_seed: tuple[Outcome, ...]
+    without_races: tuple[Outcome, ...] = ()
+    """The same, where races are not looked for."""
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -67,23 +64,19 @@ class Finding:
         """Whether it was found for a right reason with every seed."""
         return all(outcome.kinds & self.mutation.kinds for outcome in self.by_seed)
 
-    @property
-    def numbers_alone(self) -> bool:
-        """Whether a comparison of results, or a kernel that never ends, would have shown it with every seed."""
-        return all(outcome.wrong or not outcome.finished for outcome in self.by_seed)
-
     def __str__(self) -> str:
         first = next((fault for outcome in self.by_seed for fault in outcome.report.faults), None)
         return f"{self.bed}: {self.mutation.name}: {', '.join(sorted(self.kinds)) or 'NOTHING'}\n{first or ''}"
 
 
-def investigate(bed: TestBed, mutation: Mutation[Any], seeds: Iterable[int]) -> Finding:
+def investigate(bed: TestBed, mutation: Mutation[Any], seeds: Iterable[int], compare: bool = False) -> Finding:
     """Tries one mutation.
 
     Args:
       bed: the kernel.
       mutation: what is done to it.
       seeds: of the orders in which warps and engines take turns.
+      compare: whether to run it without looking for races, too.
 
     Returns:
       What was found.
@@ -91,7 +84,9 @@ def investigate(bed: TestBed, mutation: Mutation[Any], seeds: Iterable[int]) -> 
     text = bed.text()
     mutation.apply(text)
     ptx = str(text)
-    return Finding(bed.name, mutation, tuple(bed.run(ptx, seed) for seed in seeds))
+    found = tuple(bed.run(ptx, seed) for seed in seeds)
+    without = tuple(bed.run(ptx, seed, races=False) for seed in seeds) if compare else ()
+    return Finding(bed.name, mutation, found, without)
 
 
 def all_of(beds: Sequence[TestBed]) -> list[tuple[TestBed, Mutation[Any]]]:
@@ -100,11 +95,30 @@ def all_of(beds: Sequence[TestBed]) -> list[tuple[TestBed, Mutation[Any]]]:
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Findings as Markdown."""
-    lines = ["| kernel | mutation | what is wrong | caught by | results of the same runs |", "|---|---|---|---|---|"]
-    for finding in findings:
-        kinds = ", ".join(sorted(finding.kinds & finding.mutation.kinds) or ["**nothing**"])
-        alone = "wrong, or none" if finding.numbers_alone else "**right**"
-        mutation = finding.mutation
-        lines.append(f"| {finding.bed} | {mutation.name} | {mutation.description} | {kinds} | {alone} |")
+    """Findings as Markdown; they must have been compared."""
+    seeds = len(findings[0].by_seed)
+    hidden = sum(any(not outcome.kinds for outcome in finding.without_races) for finding in findings)
+    lines = [
+        "# Mutations of kernels, and what caught them",
+        "",
+        f"Written by `python -m ptx_mutations --seeds {seeds} --table FILE` in tests/.",
+        f"{len(findings)} mutations, each run in {seeds} random orders of events.",
+        "",
+        "The last column is for an emulator that does not look for races: what it would have found, counting wrong and",
+        "missing results, and in how many of these orders it would have found nothing at all:",
+        f"that happens to {hidden} mutations.",
+    ]
+    for bed in dict.fromkeys(finding.bed for finding in findings):
+        lines += ["", f"## {bed}", "", "| mutation | what is wrong | caught by | without races |", "|---|---|---|---|"]
+        lines += [_row(finding) for finding in findings if finding.bed == bed]
     return "\n".join(lines) + "\n"
+
+
+def _row(finding: Finding) -> str:
+    mutation = finding.mutation
+    kinds = ", ".join(sorted(finding.kinds & mutation.kinds)) or "**nothing**"
+    without = sorted(frozenset().union(*(outcome.kinds for outcome in finding.without_races)))
+    missed = sum(not outcome.kinds for outcome in finding.without_races)
+    if missed:
+        without.append(f"**nothing** ({missed} of {len(finding.without_races)})")
+    return f"| {mutation.name} | {mutation.description} | {kinds} | {', '.join(without)} |"

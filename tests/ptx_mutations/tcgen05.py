@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from ptx_emulator import Memory, native
+from ptx_emulator import Checks, Memory, native
 from ptx_emulator.kernels import PREFIX, CompiledKernel
 from ptx_emulator.memory import empty
 
@@ -88,7 +88,7 @@ class Tcgen05Bed:
         """The kernel's PTX."""
         return Tcgen05Text(_compiled(self.ctas).ptx, self.ctas)
 
-    def run(self, ptx: str, seed: int) -> Outcome:
+    def run(self, ptx: str, seed: int, races: bool = True) -> Outcome:
         """Runs an edited text."""
         memory, result = Memory(), empty((_M, _N), np.dtype(np.float32))
         for name, array in zip("ab", self._operands, strict=True):
@@ -96,7 +96,9 @@ class Tcgen05Bed:
         memory.add("result", result, writable=True, initialised=False)
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*self._operands, result)]
         arguments = [ctypes.c_void_p(0), *pointers, *map(ctypes.c_int32, (_M, _N, _K))]
-        _, report = _compiled(self.ctas).launch(arguments, memory, ptx=ptx, seed=seed, raises=False)
+        _, report = _compiled(self.ctas).launch(
+            arguments, memory, ptx=ptx, seed=seed, checks=Checks(races=races), raises=False
+        )
         return Outcome(report, int(np.count_nonzero(result != self._expected)))
 
 
