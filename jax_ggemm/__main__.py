@@ -48,15 +48,15 @@ def _bench(arguments: argparse.Namespace) -> None:
                 layers=[bench_layer.BY_NAME[name] for name in arguments.layers],
                 names=arguments.implementations,
                 dtype=arguments.dtype or "bfloat16",
-                budget=arguments.budget or 240.0,
+                budget=240.0 if arguments.budget is None else arguments.budget,
                 out=arguments.json,
             )
         )
         return
-    dtype = arguments.dtype or "float32"
+    dtype, budget = arguments.dtype or "float32", 20.0 if arguments.budget is None else arguments.budget
     problems = [benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, dtype) for groups in arguments.groups]
     reports = [
-        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, arguments.budget or 20.0)
+        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, budget)
         for shape in problems
     ]
     report = benchmark.as_json(problems, reports)
@@ -107,7 +107,10 @@ def _compile(arguments: argparse.Namespace) -> None:
         if spec.product.value in arguments.products and _is_in_release(spec, arguments.release)
     ]
     limit = None if arguments.max_mib is None else int(arguments.max_mib * 2**20)
-    entries = compile_objects.compile_all(specs, arguments.arch, arguments.out, arguments.keep, limit)
+    try:
+        entries = compile_objects.compile_all(specs, arguments.arch, arguments.out, arguments.keep, limit)
+    except (RuntimeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
     total = sum(entry["object_bytes"] for entry in entries)
     print(f"{len(entries)} kernels for {arguments.arch} in {arguments.out}, {total / 2**20:.1f} MiB")
     missing = compile_objects.missing_tools()

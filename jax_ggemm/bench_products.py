@@ -19,7 +19,7 @@ from jax_ggemm.benchmark import DENSE, LAX, RaggedDot, markdown
 from jax_ggemm.device_time import measure
 from jax_ggemm.products import Product
 from jax_ggemm.roofline import Rates
-from jax_ggemm.shapes import GroupedShape, work
+from jax_ggemm.shapes import GroupedShape, operand_shapes, work
 
 OURS = "jax_ggemm"
 TOKAMAX = "tokamax"
@@ -111,18 +111,16 @@ def program(product: Product, function: RaggedDot, shape: GroupedShape) -> Calla
 
 def operands(product: Product, shape: GroupedShape, dtype: Any, seed: int = 0) -> tuple[jax.Array, jax.Array]:
     """Normally distributed lhs and rhs of a product; weights of the size that keeps the result's near 1."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    lhs = functools.partial(jax.random.normal, keys[0], (shape.m, shape.k), dtype)
-    cotangent = functools.partial(jax.random.normal, keys[2], (shape.m, shape.n), dtype)
-    if product is Product.DRHS:
-        return lhs(), cotangent()
-    weights = _weights(keys[1], shape, jnp.dtype(dtype))
-    return (lhs() if product is Product.FORWARD else cotangent()), weights
+    lhs, rhs = operand_shapes(product, shape.m, shape.k, shape.n, shape.groups)
+    keys = jax.random.split(jax.random.key(seed), 2)
+    scale = 1.0 if product is Product.DRHS else shape.k**-0.5
+    return jax.random.normal(keys[0], lhs, dtype), _scaled_normal(keys[1], rhs, jnp.dtype(dtype), scale)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _weights(key: jax.Array, shape: GroupedShape, dtype: Any) -> jax.Array:
-    return jax.random.normal(key, (shape.groups, shape.k, shape.n), dtype) * jnp.asarray(shape.k**-0.5, dtype)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _scaled_normal(key: jax.Array, extents: tuple[int, ...], dtype: Any, scale: float) -> jax.Array:
+    """In one program: the weights of a shape may have gigabytes, and there is to be one copy."""
+    return jax.random.normal(key, extents, dtype) * jnp.asarray(scale, dtype)
 
 
 def run(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,30 @@ _ROWS_PER_GROUP = 128
 """What the configuration of a call with an unknown number of rows is picked for."""
 
 
+class Launcher(Protocol):
+    """What a call's kernels run on: `Targets`, or what stands for GPUs in tests."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """What kernels are compiled for."""
+
+    def unavailable(self, spec: config.KernelSpec, arch: str) -> str | None:
+        """Why a kernel for one of the architectures cannot be had, or None where it can."""
+
+    def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
+        """Runs a kernel.
+
+        Args:
+          specs: the kernel, by architecture.
+          arrays: lhs, rhs, group_sizes, group_offset and, where the kernel has one, bias; each with one batch axis, of
+            the result's length or of length 1.
+          result: the type of the result.
+
+        Returns:
+          The result.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class Targets:
     """The GPUs that a program is for."""
@@ -40,20 +64,11 @@ class Targets:
     """The program holds its kernel objects; otherwise this process does, which is then to run it."""
 
     def unavailable(self, spec: config.KernelSpec, arch: str) -> str | None:
-        """Why a kernel cannot be had for one of the architectures, or None where it can."""
+        """See `Launcher`."""
         return objects.unavailable(spec, arch, runs_here=not self.embedded)
 
     def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
-        """The custom call of a kernel: every operand has one batch axis, of the result's length or of length 1.
-
-        Args:
-          specs: the kernel for each of the architectures.
-          arrays: lhs, rhs, group_sizes, group_offset and maybe bias.
-          result: its type.
-
-        Returns:
-          The result.
-        """
+        """The custom call; see `Launcher`."""
         native.register_cuda()
         (product,) = {spec.product for spec in specs.values()}
         attributes: dict[str, object] = {"product": product.value}
@@ -135,14 +150,14 @@ def _specs(call: Call, operands: Operands, arch: str) -> list[config.KernelSpec]
     return [first] if same or not first.has_bias else [first, dataclasses.replace(first, has_bias=False)]
 
 
-def _unsupported_dtypes(call: Call, operands: Operands, targets: Targets | None) -> str | None:
+def _unsupported_dtypes(call: Call, operands: Operands, launcher: Launcher | None) -> str | None:
     dtypes = {"lhs": operands.lhs.dtype, "rhs": operands.rhs.dtype, "the result": np.dtype(call.out_dtype)}
     for name, dtype in dtypes.items():
         if dtype not in _DTYPES:
             return f"{name} is {dtype}; the GPU kernels take bfloat16, float16 and, beside one of these, float32"
     # A set that the gradients share: they have the same three dtypes in other places.
     if not set(dtypes.values()) & set(_NARROW):
-        names = () if targets is None else targets.architectures
+        names = () if launcher is None else launcher.architectures
         if not (names and all(architectures.BY_NAME[name].multiplies_float32 for name in names)):
             return (
                 "lhs is float32, rhs and the result too; these GPU kernels need one of the three in bfloat16 or float16"
@@ -168,7 +183,7 @@ def _unsupported_shape(call: Call, operands: Operands) -> str | None:
     return None
 
 
-def unsupported(call: Call, operands: Operands, targets: Targets | None = None) -> str | None:
+def unsupported(call: Call, operands: Operands, launcher: Launcher | None = None) -> str | None:
     """Why the kernels cannot take the call, or None where they can.
 
     Where they take a call, they take its gradients of every order: the reasons are the same for all of them, but for
@@ -177,45 +192,45 @@ def unsupported(call: Call, operands: Operands, targets: Targets | None = None) 
     Args:
       call: the product.
       operands: its arrays; only their types are read.
-      targets: the GPUs; those of this machine where None.
+      launcher: what the kernels run on; the GPUs of this machine where None.
     """
-    targets = targets or _here()
-    reason = _unsupported_dtypes(call, operands, targets) or _unsupported_shape(call, operands)
+    launcher = launcher or _here()
+    reason = _unsupported_dtypes(call, operands, launcher) or _unsupported_shape(call, operands)
     if reason is not None or _is_empty(call, operands):
         return reason
-    if targets is None:
+    if launcher is None:
         return f"no NVIDIA GPU of compute capability {' or '.join(ARCHITECTURES)} here"
     reasons = (
-        targets.unavailable(spec, arch) for arch in targets.architectures for spec in _specs(call, operands, arch)
+        launcher.unavailable(spec, arch) for arch in launcher.architectures for spec in _specs(call, operands, arch)
     )
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def grouped_product(call: Call, operands: Operands, targets: Targets | None = None) -> jax.Array:
+def grouped_product(call: Call, operands: Operands, launcher: Launcher | None = None) -> jax.Array:
     """One grouped product through the custom call.
 
     Args:
       call: the product, which is supported.
       operands: its arrays, with or without batch axes.
-      targets: the GPUs; those of this machine where None.
+      launcher: what the kernels run on; the GPUs of this machine where None.
 
     Returns:
       The result, with the full batch axes in front.
     """
     if _is_empty(call, operands):
         return xla.grouped_product(call, operands)
-    targets = targets or _here()
-    assert targets is not None
+    launcher = launcher or _here()
+    assert launcher is not None
     axis = _axis_of_some_weights(call, operands)
     if axis is None:
-        return _padded(call, operands, targets)
+        return _padded(call, operands, launcher)
 
     # The weights have some batch axes and not others: one kernel for each element of those that they have.
     def one(index: jax.Array) -> jax.Array:
         def at(array: jax.Array) -> jax.Array:
             return array if array.shape[axis] == 1 else lax.dynamic_index_in_dim(array, index, axis)
 
-        return grouped_product(call, jax.tree.map(at, operands), targets).squeeze(axis)
+        return grouped_product(call, jax.tree.map(at, operands), launcher).squeeze(axis)
 
     length = operands.batch_shape[axis]
     return jnp.moveaxis(lax.map(one, jnp.arange(length, dtype=np.int32)), 0, axis)
@@ -229,12 +244,12 @@ def _axis_of_some_weights(call: Call, operands: Operands) -> int | None:
     return next((axis for axis, length in enumerate(own) if length != 1), None)
 
 
-def _padded(call: Call, operands: Operands, targets: Targets) -> jax.Array:
+def _padded(call: Call, operands: Operands, launcher: Launcher) -> jax.Array:
     """Pads columns with zeros to what the TMA unit can address."""
     columns = _columns(call, operands)
     k, n = (-length % _ALIGNMENT for length in columns.values())
     if not k and not n:
-        return _sum_of_pieces(call, operands, targets)
+        return _sum_of_pieces(call, operands, launcher)
 
     def pad(array: jax.Array, *widths: int) -> jax.Array:
         config = [(0, 0, 0)] * (array.ndim - len(widths)) + [(0, width, 0) for width in widths]
@@ -250,16 +265,16 @@ def _padded(call: Call, operands: Operands, targets: Targets) -> jax.Array:
             lhs, rhs, out = pad(lhs, k), pad(rhs, n), n
     if bias is not None:
         bias = pad(bias, out)
-    result = _sum_of_pieces(call, dataclasses.replace(operands, lhs=lhs, rhs=rhs, bias=bias), targets)
+    result = _sum_of_pieces(call, dataclasses.replace(operands, lhs=lhs, rhs=rhs, bias=bias), launcher)
     return result[tuple(slice(length) for length in operands.out_shape(call))]
 
 
-def _sum_of_pieces(call: Call, operands: Operands, targets: Targets) -> jax.Array:
+def _sum_of_pieces(call: Call, operands: Operands, launcher: Launcher) -> jax.Array:
     """One kernel where lhs and rhs have one 16-bit dtype, otherwise one for each pair of their pieces."""
     in_dtype, out_dtype = _kernel_dtypes(call, operands)
     rounded, call = call.out_dtype, call.becomes(call.product, out_dtype)
     if operands.lhs.dtype == operands.rhs.dtype == in_dtype:
-        return _kernel(call, operands, targets).astype(rounded)
+        return _kernel(call, operands, launcher).astype(rounded)
     lhs, rhs = (
         pieces.split(array, pieces.count(array.dtype, call.precision)) for array in (operands.lhs, operands.rhs)
     )
@@ -267,7 +282,7 @@ def _sum_of_pieces(call: Call, operands: Operands, targets: Targets) -> jax.Arra
     for i, j in reversed(pieces.pairs(len(lhs), len(rhs))):
         first = i == j == 0
         of_pair = dataclasses.replace(operands, lhs=lhs[i], rhs=rhs[j], bias=operands.bias if first else None)
-        result = _kernel(call, of_pair, targets)
+        result = _kernel(call, of_pair, launcher)
         if not first:
             # 0 times infinity, where the first pieces have infinity or NaN.
             result = jnp.where(jnp.isnan(result), np.float32(0), result)
@@ -276,7 +291,7 @@ def _sum_of_pieces(call: Call, operands: Operands, targets: Targets) -> jax.Arra
     return total.astype(rounded)
 
 
-def _kernel(call: Call, operands: Operands, targets: Targets) -> jax.Array:
+def _kernel(call: Call, operands: Operands, launcher: Launcher) -> jax.Array:
     """One kernel: batch axes become one, columns are as the TMA unit takes them, dtypes are the kernel's."""
     batch_shape = operands.batch_shape
     rank, batch = len(batch_shape), math.prod(batch_shape)
@@ -294,5 +309,5 @@ def _kernel(call: Call, operands: Operands, targets: Targets) -> jax.Array:
     shape = operands.out_shape(call)
     # Built from the type of an operand, so that it varies over the mesh axes that the operand varies over.
     result = jax.typeof(operands.lhs).update(shape=(batch, *shape[rank:]), dtype=call.out_dtype, weak_type=False)
-    specs = {arch: _specs(call, operands, arch)[0] for arch in targets.architectures}
-    return targets.call(specs, arrays, result).reshape(shape)
+    specs = {arch: _specs(call, operands, arch)[0] for arch in launcher.architectures}
+    return launcher.call(specs, arrays, result).reshape(shape)

@@ -68,7 +68,7 @@ class GpuKernels:
 
     def __call__(self, call: Call, operands: Operands) -> jax.Array:
         """The product; every operand may carry batch axes, of full length or of length 1."""
-        platforms = {"cuda": functools.partial(cute.grouped_product, call, targets=self._targets)}
+        platforms = {"cuda": functools.partial(cute.grouped_product, call, launcher=self._targets)}
         if cpu.unsupported(call, operands) is None:
             platforms["cpu"] = functools.partial(cpu.grouped_product, call)
         return lax.platform_dependent(operands, default=functools.partial(xla.grouped_product, call), **platforms)

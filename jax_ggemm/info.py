@@ -14,6 +14,7 @@ import numpy as np
 import jax_ggemm
 from jax_ggemm import binding, cute, native, objects, tuned
 from jax_ggemm.products import Call, Operands, Product
+from jax_ggemm.shapes import operand_shapes
 
 _PLATFORMS = {"cute": "gpu", "cpu": "cpu"}
 """Where the programs of an implementation run; the others run anywhere."""
@@ -51,12 +52,7 @@ def choose(product: Product, m: int, k: int, n: int, groups: int, dtype: np.dtyp
     Returns:
       The answers.
     """
-    weights = (groups, k, n)
-    lhs, rhs = {
-        Product.FORWARD: ((m, k), weights),
-        Product.DLHS: ((m, n), weights),
-        Product.DRHS: ((m, k), (m, n)),
-    }[product]
+    lhs, rhs = operand_shapes(product, m, k, n, groups)
     int32 = np.dtype(np.int32)
     arrays: Any = [
         jax.ShapeDtypeStruct(shape, kind)

@@ -14,7 +14,7 @@ from jax_ggemm import accuracy, bench_products, cute, tuned
 from jax_ggemm.benchmark import environment, markdown
 from jax_ggemm.device_time import measure
 from jax_ggemm.products import Call, Operands, Product
-from jax_ggemm.shapes import GroupedShape
+from jax_ggemm.shapes import GroupedShape, operand_shapes
 
 _WRONG = 2.0
 """Times the error of a dense product: a configuration beyond it is broken, however fast it is."""
@@ -87,22 +87,12 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
 
 
 def _check(call: Call, problem: tuned.Problem, sizes: jax.Array) -> None:
-    lhs, rhs = (jax.ShapeDtypeStruct(extents, problem.in_dtype) for extents in _extents(problem))
+    extents = operand_shapes(problem.product, problem.m, problem.k, problem.n, problem.groups)
+    lhs, rhs = (jax.ShapeDtypeStruct(shape, problem.in_dtype) for shape in extents)
     operands: Any = Operands(lhs, rhs, sizes, jnp.int32(0))  # type: ignore[arg-type]  # only types are read
     reason = cute.unsupported(call, operands)
     if reason is not None:
         raise NotImplementedError(f"tuning measures the GPU kernels, which cannot take this: {reason}")
-
-
-def _extents(problem: tuned.Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    weights = (problem.groups, problem.k, problem.n)
-    match problem.product:
-        case Product.FORWARD:
-            return (problem.m, problem.k), weights
-        case Product.DLHS:
-            return (problem.m, problem.n), weights
-        case Product.DRHS:
-            return (problem.m, problem.k), (problem.m, problem.n)
 
 
 def _with(candidate: Any, call: Call) -> Callable[..., jax.Array]:

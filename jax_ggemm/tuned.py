@@ -26,6 +26,9 @@ from jax_ggemm.files import write_json
 from jax_ggemm.kernel import architectures
 from jax_ggemm.products import Product
 
+_ALIGNMENT = 8
+"""Columns are padded to multiples of this many before a kernel sees them."""
+
 _forced: contextvars.ContextVar[Any] = contextvars.ContextVar("jax_ggemm_forced_configuration", default=None)
 
 
@@ -55,7 +58,8 @@ class Problem:
         """The name of the file; the same for all m up to the same power of two."""
         rows = 1 << max(self.m - 1, 0).bit_length()
         dtypes = f"{self.in_dtype.name}-{self.out_dtype.name}"
-        extents = f"g{self.groups}-k{self.k}-n{self.n}-m{rows}"
+        k, n = (-(-columns // _ALIGNMENT) * _ALIGNMENT for columns in (self.k, self.n))
+        extents = f"g{self.groups}-k{k}-n{n}-m{rows}"
         kind = re.sub(r"[^A-Za-z0-9]+", "_", device_kind)
         return f"{kind}-{self.product.value}-{dtypes}-{extents}.json"
 

@@ -73,12 +73,11 @@ def test_calls_in_one_program_are_neither_merged_nor_dropped() -> None:
 
 
 def test_the_device_time_is_that_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {1: 1.1e-3, 9: 1.1e-3 + 8 * 2e-4}
-    calls: list[int] = []
+    asked: list[int] = []
 
-    def sample(program: Any, operands: Any) -> float:
-        calls.append(len(program(*operands)))
-        return seconds[calls[-1]]
+    def sample(program: Any, operands: Any, runs: int = 1) -> float:
+        asked.append(runs * len(program(*operands)))
+        return 1e-3 + asked[-1] * 2e-4  # the host's part once
 
     monkeypatch.setattr(device_time, "_sample", sample)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -86,6 +85,7 @@ def test_the_device_time_is_that_of_one_call(monkeypatch: pytest.MonkeyPatch) ->
     assert taken.seconds == pytest.approx(2e-4)
     assert taken.spread == pytest.approx(0)
     assert taken.samples == 9
+    assert (max(asked) - device_time.CALLS) * (2e-4 + 1e-3 / device_time.CALLS) >= 20e-3
     monkeypatch.setattr(device_time, "_sample", lambda program, operands: 1.0)
     assert device_time.measure(lambda x: x + 1, jnp.ones(4)).seconds == 1.0
 

@@ -64,6 +64,15 @@ def test_the_pick_is_a_candidate(product: Product, m: int, columns: int) -> None
     assert config.pick(product, m, columns, columns, 32) in config.candidates(product)
 
 
+@pytest.mark.parametrize(
+    ("rows", "tile_m"), [(1, 64), (32, 64), (64, 128), (146, 64), (256, 64), (512, 128), (8192, 128)]
+)
+def test_the_height_of_tiles_follows_the_rows_of_an_average_group(rows: int, tile_m: int) -> None:
+    for product in (Product.FORWARD, Product.DLHS):
+        assert config.pick(product, 32 * rows, 4096, 4096, 32).tile_m == tile_m
+    assert config.pick(Product.DRHS, 32 * rows, 4096, 4096, 32).tile_m == 128
+
+
 def test_blocks_share_contractions_where_a_matrix_has_few_tiles() -> None:
     assert config.pick(Product.DRHS, 32768, 768, 2048, 128).cluster == 2
     assert config.pick(Product.DRHS, 32768, 2048, 1536, 128).cluster == 1
@@ -226,6 +235,8 @@ def test_a_release_of_too_many_bytes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("pretended_compiler")
 def test_what_a_release_holds(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .* kernels have"):
+        command_line.main(["compile", "--out", str(tmp_path), "--release", "--max-mib", "0.0001"])
     command_line.main(["compile", "--out", str(tmp_path), "--release"])
     entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
     assert {entry["dtypes"]["operands"] for entry in entries} == {"bfloat16", "float16"}
@@ -239,3 +250,9 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         command_line.main(["compile", "--out", str(tmp_path), "--keep", "ptx,sass"])
     assert "sass: choose from ptx, cubin" in capsys.readouterr().err
+
+
+def test_without_the_compiler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install 'jax_ggemm\[compile\]'"):
+        command_line.main(["compile", "--out", str(tmp_path)])

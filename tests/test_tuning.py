@@ -27,7 +27,7 @@ SHAPE = GroupedShape("small", 24, 40, (7, 0, 30, 3), "a test")
 
 @pytest.fixture(autouse=True)
 def _a_cache_and_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuned, "directory", lambda: tmp_path / "tuned")
     monkeypatch.setattr(tuned, "device_kind", lambda: KIND)
     tuned._read.cache_clear()
 
@@ -45,6 +45,7 @@ def test_what_is_stored_is_what_calls_take() -> None:
         ({"m": 1024}, True),
         ({"m": 1025}, False),
         ({"m": 512}, False),
+        ({"k": 505}, True),  # padded to 512
         ({"k": 520}, False),
         ({"n": 760}, False),
         ({"groups": 15}, False),
@@ -163,3 +164,13 @@ def test_the_error_of_a_product(product: Product) -> None:
     assert accuracy.errors(SHAPE, product, operands, jnp.asarray(result * 1.001)).grouped == pytest.approx(
         1e-3, rel=0.01
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cute._architecture() is None, reason="no NVIDIA GPU")
+@pytest.mark.parametrize("product", Product)
+def test_tuning_on_a_gpu(product: Product) -> None:
+    (found,) = tune.run([SHAPE], [product], "bfloat16")
+    assert not found.left_out
+    assert set(found.microseconds) == set(config.candidates(product))
+    assert tuned.pick(found.problem) == next(iter(found.microseconds))

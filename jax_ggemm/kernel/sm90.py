@@ -39,6 +39,19 @@ _LOAD_REGISTERS = 40
 _PRODUCT_REGISTERS = 232
 
 
+@cute.jit
+def _take(acc: cute.Tensor):
+    """Makes what follows use the accumulators as they are now, after the wait for the products.
+
+    The compiler sees no connection between the two. It would move conversions before the wait, and ptxas would then
+    wait for each single product.
+    """
+    for i in cutlass.range_constexpr(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Float32], read_only_args=[acc[i]]
+        )
+
+
 class GroupedGemmSm90:
     """The kernel of one `KernelSpec`."""
 
@@ -302,6 +315,7 @@ class GroupedGemmSm90:
                     stages.consumer_release(release)
                     release.advance()
             warpgroup.wait_group(0)
+            _take(acc)
             if tile.k_tiles > 0:
                 stages.consumer_release(release)
                 release.advance()
