@@ -33,6 +33,7 @@ struct LaunchArgument {
   uint64_t seed;
   int32_t races, blackwell, max_faults, resident_clusters, timeline;
   int64_t max_instructions;
+  const double* costs;  // the fields of ptx::Costs
   const BufferArgument* buffers;
   int64_t buffer_count;
   int64_t* counts;  // by instruction; written
@@ -95,6 +96,7 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
     memory.Add(std::move(buffer));
   }
   ptx::Machine machine(program, options, memory);
+  std::memcpy(&machine.costs, launch->costs, sizeof(machine.costs));
   machine.Run();
   launch->executed = machine.instructions;
   std::memcpy(launch->counts, machine.executed.data(), machine.executed.size() * sizeof(int64_t));
@@ -108,7 +110,14 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
     }
     return json + "]";
   };
-  const std::string json = "{\"faults\": " + list(machine.faults) + ", \"warnings\": " + list(machine.warnings) + "}";
+  std::string timeline = "null";
+  if (options.timeline) {
+    std::vector<ptx::CtaTimeline*> ctas;
+    for (const auto& cta : machine.timelines) ctas.push_back(cta.get());
+    timeline = ptx::ToJson(ctas, program);
+  }
+  const std::string json = "{\"faults\": " + list(machine.faults) + ", \"warnings\": " + list(machine.warnings) +
+                           ", \"timeline\": " + timeline + "}";
   return strdup(json.c_str());
 }
 

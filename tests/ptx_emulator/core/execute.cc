@@ -358,6 +358,10 @@ void Machine::Convert(Context& c) {
       Put(c, 0, l, r);
       continue;
     }
+    if (i.kind2 == 'x' && i.kind == 'f' && i.bits == 32 && static_cast<Round>(i.variant) == Round::none) {
+      Put(c, 0, l, raw << 16);  // the bits, also those of a NaN
+      continue;
+    }
     double value = 0;
     if (i.kind2 == 'f') {
       value = i.bits2 == 64 ? BitCast<double>(raw) : BitCast<float>(static_cast<uint32_t>(raw));

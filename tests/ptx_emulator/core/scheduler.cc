@@ -59,7 +59,10 @@ void Machine::StartCluster() {
   const uint32_t padded_warps = (warps + 3) / 4 * 4;
   const uint32_t first_wgmma = ctas * warps * 32, first_tensor = first_wgmma + ctas * padded_warps;
   cluster->first_slot = first_tensor + ctas;
-  cluster->agents = cluster->first_slot + static_cast<uint32_t>(cluster->slot_clocks.size());
+  cluster->first_wide_slot = cluster->first_slot + static_cast<uint32_t>(cluster->slot_clocks.size());
+  const bool stores = std::any_of(program_.instructions.begin(), program_.instructions.end(),
+                                  [](const Instr& instr) { return instr.op() == Op::st_async; });
+  cluster->agents = cluster->first_wide_slot + (stores ? Cluster::kWideSlots * 32 : 0);
   cluster->queues.resize(ctas);
   if (options_.races) {
     cluster->barrier_current.Resize(cluster->agents);
@@ -85,6 +88,16 @@ void Machine::StartCluster() {
         barrier.complete.Resize(cluster->agents);
       }
     }
+    if (options_.timeline) {
+      cta->timeline = std::make_unique<CtaTimeline>();
+      cta->timeline->id = cta->id;
+      cta->timeline->start = now_;
+      for (int i = 0; i < 4; ++i) cta->timeline->schedulers[i] = cta->timeline->tensor_cores[i] = now_;
+      cta->timeline->memory = cta->timeline->stores = now_;
+      cta->timeline->waits.resize(warps);
+      cta->timeline->issued.resize(warps);
+      cta->timeline->ends.resize(warps);
+    }
     cta->warps.resize(warps);
     for (uint32_t w = 0; w < warps; ++w) {
       Warp& warp = cta->warps[w];
@@ -93,6 +106,7 @@ void Machine::StartCluster() {
       const uint32_t lanes = std::min(32u, threads - 32 * w);
       warp.live = lanes == 32 ? ~0u : (1u << lanes) - 1;
       warp.fragments.push_back({0, warp.live, {}, false});
+      warp.time = now_;
       warp.register_count = options_.registers;
       warp.agent = (rank * warps + w) * 32;
       warp.wgmma_agent = first_wgmma + rank * padded_warps + w;
@@ -237,6 +251,7 @@ void Machine::RunWarp(Warp& warp, int quantum) {
                              : PickFragment(warp);
     if (fragment == nullptr) return;
     fragment->wait.kind = Wait::kNothing;
+    now_ = warp.time;
     if (fragment->pc >= program_.instructions.size()) {  // the end of the text is a return
       warp.live &= ~fragment->mask;
       warp.fragments.erase(warp.fragments.begin() + (fragment - warp.fragments.data()));
@@ -252,6 +267,10 @@ void Machine::RunWarp(Warp& warp, int quantum) {
     }
     ++instructions;
     ++executed[fragment->pc];
+    if (options_.timeline) {
+      Spend(warp, instr);
+      now_ = warp.time;
+    }
     if (instr.op() == Op::bra) {
       const uint32_t rest = fragment->mask & ~mask;
       if (mask == 0) {
@@ -281,14 +300,82 @@ void Machine::RunWarp(Warp& warp, int quantum) {
       if (Execute(context) == Step::kBlocked) {
         --instructions;
         --executed[fragment->pc];
+        if (fragment->blocked_since < 0) fragment->blocked_since = now_;
         if (warp.fragments.size() > 1) MergeFragments(warp);
         if (PickFragment(warp) == nullptr) return;
         continue;
       }
     }
+    if (options_.timeline && fragment->blocked_since >= 0) {
+      if (warp.time > fragment->blocked_since) {
+        WaitInterval wait;
+        wait.start = fragment->blocked_since;
+        wait.end = warp.time;
+        wait.pc = fragment->pc;
+        warp.cta->timeline->waits[static_cast<size_t>(warp.id)].push_back(wait);
+      }
+      fragment->blocked_since = -1;
+    }
     ++fragment->pc;
     if (warp.fragments.size() > 1) MergeFragments(warp);
   }
+}
+
+// The time of an instruction: its scheduler's turn, and what the warp's next instruction waits for.
+void Machine::Spend(Warp& warp, const Instr& instr) {
+  CtaTimeline& cta = *warp.cta->timeline;
+  double& scheduler = cta.schedulers[warp.id % 4];
+  const double issue = std::max(warp.time, scheduler);
+  scheduler = issue + 1;
+  double latency = costs.instruction;
+  switch (instr.op()) {
+    case Op::ld:
+      latency = instr.space() == Space::shared  ? costs.shared_load
+                : instr.space() == Space::param ? costs.instruction
+                                                : costs.global_load;
+      break;
+    case Op::shfl:
+    case Op::vote: latency = costs.shuffle; break;
+    case Op::tc_ld: latency = costs.shared_load; break;
+    case Op::st:
+      if (instr.space() == Space::global) {
+        const double bytes = 32.0 * instr.bits / 8 * instr.count;
+        cta.memory = std::max(cta.memory, issue) + bytes / costs.memory_bytes;
+      }
+      break;
+    default: break;
+  }
+  warp.time = issue + latency;
+  cta.issued[static_cast<size_t>(warp.id)] += latency;
+}
+
+// When a bulk load that starts now has come.
+double Machine::LoadReady(Cta& cta, uint64_t bytes, uint64_t address) {
+  if (!options_.timeline) return 0;
+  CtaTimeline& timeline = *cta.timeline;
+  const double rate = fetched_.insert(address).second ? costs.memory_bytes : costs.l2_bytes;
+  timeline.memory = std::max(timeline.memory, now_) + static_cast<double>(bytes) / rate;
+  const double ready = std::max(timeline.memory, now_) + costs.tma_latency;
+  timeline.in_flight.emplace_back(now_, static_cast<int64_t>(bytes));
+  timeline.in_flight.emplace_back(ready, -static_cast<int64_t>(bytes));
+  return ready;
+}
+
+// When a bulk store that starts now has read shared memory. It also takes its share of memory.
+double Machine::StoreReady(Cta& cta, uint64_t bytes) {
+  if (!options_.timeline) return 0;
+  CtaTimeline& timeline = *cta.timeline;
+  timeline.memory = std::max(timeline.memory, now_) + static_cast<double>(bytes) / costs.memory_bytes;
+  timeline.stores = std::max(timeline.stores, now_) + static_cast<double>(bytes) / costs.shared_bytes;
+  return timeline.stores + costs.store_latency;
+}
+
+double Machine::TensorReady(Cta& cta, int core, double products, double rate, double earliest) {
+  CtaTimeline& timeline = *cta.timeline;
+  const double start = std::max(timeline.tensor_cores[core], earliest), end = start + products / rate;
+  timeline.tensor_cores[core] = end;
+  timeline.TensorBusy(start, end);
+  return end;
 }
 
 // Runs one asynchronous operation, if there is one.
@@ -343,6 +430,12 @@ void Machine::FinishCluster(Cluster& cluster) {
   while (RunAsync(cluster)) {
   }
   for (const auto& cta : cluster.ctas) {
+    for (const auto& [offset, barrier] : cta->barriers) {
+      if (!barrier.live || barrier.bytes == 0) continue;
+      Fail("barrier", {barrier.init.pc(), cta->id, -1, 0},
+           Text("at the end of the CTA %lld bytes are still expected by the mbarrier at byte %u; events:%s",
+                static_cast<long long>(barrier.bytes), offset - kReservedShared, History(barrier).c_str()));
+    }
     if (cta->tmem != nullptr && !cta->tmem->allocations.empty()) {
       Fail("protocol", {static_cast<uint32_t>(program_.instructions.size() - 1), cta->id, -1, 0},
            Text("%u columns of TMEM are still allocated at the end of the CTA",
@@ -398,45 +491,121 @@ void Machine::Deadlock() {
   Fail("deadlock", site, text);
 }
 
-void Machine::Run() {
-  // Parameters' addresses were put into the constants by the caller.
+// Starts clusters where there is room, and lets those go that are through. False where nothing is left.
+bool Machine::StartOrFinish() {
+  for (size_t i = 0; i < clusters_.size();) {
+    bool alive = false;
+    for (const auto& cta : clusters_[i]->ctas) {
+      for (const Warp& warp : cta->warps) alive = alive || !warp.done();
+    }
+    if (alive) {
+      ++i;
+      continue;
+    }
+    FinishCluster(*clusters_[i]);
+    for (const auto& cta : clusters_[i]->ctas) {
+      if (cta->timeline == nullptr) continue;
+      for (const Warp& warp : cta->warps) {
+        cta->timeline->ends[static_cast<size_t>(warp.id)] = warp.time;
+        cta->timeline->end = std::max(cta->timeline->end, warp.time);
+      }
+      now_ = cta->timeline->end;  // a cluster that takes this one's place begins here
+      timelines.push_back(std::move(cta->timeline));
+    }
+    clusters_.erase(clusters_.begin() + static_cast<ptrdiff_t>(i));
+  }
+  while (!waiting_.empty() && clusters_.size() < static_cast<size_t>(options_.resident_clusters)) StartCluster();
+  return !clusters_.empty();
+}
+
+void Machine::RunRandomly() {
   std::vector<Warp*> ready;
+  while (StartOrFinish()) {
+    ready.clear();
+    for (const auto& cluster : clusters_) {
+      for (const auto& cta : cluster->ctas) {
+        for (Warp& warp : cta->warps) {
+          if (!warp.done() && PickFragment(warp) != nullptr) ready.push_back(&warp);
+        }
+      }
+    }
+    // Asynchronous operations are late or early, at random.
+    Cluster& cluster = *clusters_[random_.Below(static_cast<uint32_t>(clusters_.size()))];
+    if (ready.empty()) {
+      bool ran = false;
+      for (const auto& other : clusters_) ran = ran || RunAsync(*other);
+      if (!ran) Deadlock();
+      continue;
+    }
+    if (random_.Below(8) < 3 && RunAsync(cluster)) continue;
+    Warp& warp = *ready[random_.Below(static_cast<uint32_t>(ready.size()))];
+    RunWarp(warp, 1 + static_cast<int>(random_.Below(128)));
+    CheckLimit(warp);
+  }
+}
+
+// Whatever is earliest runs next.
+void Machine::RunByTime() {
+  while (StartOrFinish()) {
+    Warp* next = nullptr;
+    for (const auto& cluster : clusters_) {
+      for (const auto& cta : cluster->ctas) {
+        for (Warp& warp : cta->warps) {
+          if (!warp.done() && (next == nullptr || warp.time < next->time) && PickFragment(warp) != nullptr) next = &warp;
+        }
+      }
+    }
+    Cluster* of = nullptr;
+    size_t task_at = 0;
+    int queue_at = -1;
+    double earliest = next == nullptr ? 1e300 : next->time;
+    for (const auto& cluster : clusters_) {
+      for (size_t t = 0; t < cluster->tasks.size(); ++t) {
+        if (cluster->tasks[t].ready > earliest) continue;
+        earliest = cluster->tasks[t].ready;
+        of = cluster.get();
+        task_at = t;
+        queue_at = -1;
+      }
+      for (size_t q = 0; q < cluster->queues.size(); ++q) {
+        if (cluster->queues[q].empty() || cluster->queues[q].front().ready > earliest) continue;
+        earliest = cluster->queues[q].front().ready;
+        of = cluster.get();
+        queue_at = static_cast<int>(q);
+      }
+    }
+    if (of != nullptr) {
+      Task task;
+      if (queue_at >= 0) {
+        task = std::move(of->queues[static_cast<size_t>(queue_at)].front());
+        of->queues[static_cast<size_t>(queue_at)].pop_front();
+      } else {
+        task = std::move(of->tasks[task_at]);
+        of->tasks.erase(of->tasks.begin() + static_cast<ptrdiff_t>(task_at));
+      }
+      now_ = task.ready;
+      task.run();
+      continue;
+    }
+    if (next == nullptr) Deadlock();
+    RunWarp(*next, 4);
+    CheckLimit(*next);
+  }
+}
+
+void Machine::CheckLimit(const Warp& warp) {
+  if (instructions <= options_.max_instructions) return;
+  const uint32_t pc = warp.done() ? 0 : warp.fragments[0].pc;
+  Fail("limit", Here(warp, pc, 0),
+       Text("more than %lld warp instructions", static_cast<long long>(options_.max_instructions)));
+}
+
+void Machine::Run() {
   try {
-    while (!waiting_.empty() || !clusters_.empty()) {
-      while (!waiting_.empty() && clusters_.size() < static_cast<size_t>(options_.resident_clusters)) StartCluster();
-      ready.clear();
-      for (size_t i = 0; i < clusters_.size();) {
-        bool alive = false;
-        for (const auto& cta : clusters_[i]->ctas) {
-          for (Warp& warp : cta->warps) {
-            if (warp.done()) continue;
-            alive = true;
-            if (PickFragment(warp) != nullptr) ready.push_back(&warp);
-          }
-        }
-        if (alive) {
-          ++i;
-          continue;
-        }
-        FinishCluster(*clusters_[i]);
-        clusters_.erase(clusters_.begin() + static_cast<ptrdiff_t>(i));
-      }
-      if (clusters_.empty()) continue;
-      // Asynchronous operations are late or early, at random.
-      Cluster& cluster = *clusters_[random_.Below(static_cast<uint32_t>(clusters_.size()))];
-      if (ready.empty()) {
-        bool ran = false;
-        for (const auto& other : clusters_) ran = ran || RunAsync(*other);
-        if (!ran) Deadlock();
-        continue;
-      }
-      if (random_.Below(8) < 3 && RunAsync(cluster)) continue;
-      Warp& warp = *ready[random_.Below(static_cast<uint32_t>(ready.size()))];
-      RunWarp(warp, 1 + static_cast<int>(random_.Below(128)));
-      if (instructions > options_.max_instructions) {
-        const uint32_t pc = warp.done() ? 0 : warp.fragments[0].pc;
-        Fail("limit", Here(warp, pc, 0), Text("more than %lld warp instructions", static_cast<long long>(options_.max_instructions)));
-      }
+    if (options_.timeline) {
+      RunByTime();
+    } else {
+      RunRandomly();
     }
   } catch (const Stop&) {
   }

@@ -88,6 +88,7 @@ void Machine::FinishPhase(const Site& site, Mbarrier& barrier, uint32_t offset) 
   }
   if (barrier.bytes != 0) return;
   ++barrier.phase;
+  barrier.time = now_ + costs.barrier;
   barrier.pending = barrier.expected;
   if (options_.races) {
     barrier.previous = barrier.complete.seen;
@@ -283,7 +284,7 @@ Step Machine::BarSync(Context& c, bool waits) {
     Release(warp, c.mask, barrier.current);
     Tick(warp);
     barrier.arrived += 32;
-    if (warp.time > barrier.time) barrier.time = warp.time;
+    if (warp.time + costs.barrier > barrier.time) barrier.time = warp.time + costs.barrier;
     c.fragment.wait.value = barrier.generation;
     c.fragment.arrived = true;
     ++progress_;
@@ -307,7 +308,7 @@ Step Machine::BarSync(Context& c, bool waits) {
   c.fragment.arrived = false;
   if (waits) {
     Acquire(warp, c.mask, barrier.complete);
-    if (barrier.time > warp.time) warp.time = barrier.time;
+    if (options_.timeline && barrier.time > warp.time) warp.time = barrier.time;
   }
   return Step::kNext;
 }
@@ -338,6 +339,7 @@ void Machine::ClusterArrive(Context& c) {
   if (++cluster.arrived_warps == alive) {
     cluster.arrived_warps = 0;
     ++cluster.generation;
+    cluster.time = now_ + costs.barrier;
     if (options_.races) Join(cluster.barrier_complete, cluster.barrier_current);
   }
 }
@@ -352,6 +354,7 @@ Step Machine::ClusterWait(Context& c) {
   }
   if (!Converged(c, ~0u)) return Step::kBlocked;
   warp.cluster_arrived = false;
+  if (options_.timeline && cluster.time > warp.time) warp.time = cluster.time;
   Acquire(warp, c.mask, cluster.barrier_complete);
   return Step::kNext;
 }

@@ -158,7 +158,9 @@ void Machine::TcDealloc(Context& c) {
   ++progress_;
 }
 
-void Machine::EnqueueTensor(Cluster& cluster, Cta& cta, Task task) { cluster.queues[cta.rank].push_back(std::move(task)); }
+void Machine::EnqueueTensor(Cluster& cluster, Cta& cta, Task task) {
+  if (options_.timeline && task.ready == 0) task.ready = std::max(now_, cta.timeline->tensor_cores[0]);
+  cluster.queues[cta.rank].push_back(std::move(task)); }
 
 void Machine::TcCp(Context& c) {
   const Site site = c.site(*this);
@@ -267,6 +269,11 @@ void Machine::TcMma(Context& c) {
     op.clocks->Know(op.agent, op.clock);
     Tick(c.warp);
   }
+  double ready = 0;
+  if (options_.timeline) {
+    const double products = double{1} * own_m * n * (32 / BytesOf(a_format)) * BytesOf(a_format) / 2;
+    for (Cta* target : targets) ready = TensorReady(*target, 0, products, costs.tcgen05_products, now_);
+  }
   const uint32_t pc = c.fragment.pc;
   EnqueueTensor(
       *cta.cluster, cta,
@@ -331,7 +338,7 @@ void Machine::TcMma(Context& c) {
          }
          ++progress_;
        },
-       site, 0});
+       site, ready});
 }
 
 void Machine::TcCommit(Context& c) {

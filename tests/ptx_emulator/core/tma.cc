@@ -206,6 +206,8 @@ void Machine::TmaLoad(Context& c) {
     } else if (!i.has(k_pair) && barrier_place.cta != place.cta) {
       Fail("protocol", site, "the mbarrier is in another CTA than the destination");
     }
+    uint64_t first = map.address;
+    for (int d = 0; d < i.count; ++d) first += static_cast<uint64_t>(int64_t{coords[d]}) * map.strides[d];
     for (Cta* target : targets) {
       Cta* signalled = target;
       if (i.has(k_pair)) {
@@ -228,7 +230,7 @@ void Machine::TmaLoad(Context& c) {
              }
              CompleteBytes(site, barrier, static_cast<int64_t>(bytes), barrier_offset);
            },
-           site, 0});
+           site, LoadReady(*target, bytes, first)});
     }
   }
 }
@@ -274,13 +276,14 @@ void Machine::TmaStore(Context& c) {
            CopyBox(site, *cta, map, coords, place.offset, reader, writer, false, reduce);
          }
          bulk->read = bulk->done = true;
+         bulk->time = now_;
          ++progress_;
        },
-       site, 0});
+       site, StoreReady(*cta, map.BoxBytes())});
 }
 
 // Stores of a warp's lanes into the shared memory of a cluster, which tell an mbarrier when they are done. They are of
-// the generic proxy; the lanes of one instruction are one operation.
+// the generic proxy. Each lane's is an operation of its own.
 void Machine::StoreAsync(Context& c) {
   const Instr& i = c.instr;
   Cluster& cluster = *c.warp.cta->cluster;
@@ -288,13 +291,14 @@ void Machine::StoreAsync(Context& c) {
   const uint32_t size = static_cast<uint32_t>(i.bits / 8), bytes = size * static_cast<uint32_t>(i.count);
   struct Store {
     SharedPlace place;
-    uint32_t barrier;
+    uint32_t barrier, lane;
     std::array<uint8_t, 16> data;
   };
   std::vector<Store> stores;
   for (int l = 0; l < 32; ++l) {
     if (!(c.mask >> l & 1)) continue;
     Store store;
+    store.lane = static_cast<uint32_t>(l);
     store.place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 0, l)), bytes, bytes);
     store.barrier = static_cast<uint32_t>(Address(c, 1 + i.count, l));
     SharedPlace barrier_place;
@@ -306,22 +310,25 @@ void Machine::StoreAsync(Context& c) {
     }
     stores.push_back(store);
   }
-  const AsyncOp op = StartAsync(c, __builtin_ctz(c.mask));
+  AsyncOp first = StartAsync(c, __builtin_ctz(c.mask));
+  const uint32_t slot = cluster.next_wide_slot++ % Cluster::kWideSlots;
+  first.agent = cluster.first_wide_slot + slot * 32;
+  first.clock = ++cluster.wide_slot_clocks[slot];
   if (options_.races) {
-    // What all of the lanes know.
+    // What all of the lanes know, and of the operations before in this place.
     for (int l = 0; l < 32; ++l) {
-      if (c.mask >> l & 1) Meet(*op.clocks, c.warp.lanes[l]);
+      if (c.mask >> l & 1) Meet(*first.clocks, c.warp.lanes[l]);
     }
-    op.clocks->Know(op.agent, op.clock + 1);
+    for (uint32_t l = 0; l < 32; ++l) first.clocks->Know(first.agent + l, first.clock - 1);
   }
   const uint32_t pc = c.fragment.pc;
   cluster.tasks.push_back({[=, this, &cluster] {
-                             Actor actor = AsyncActor(op, pc, false);
-                             actor.access.pc_flags &= ~kAsync;
+                             AsyncOp op = first;
                              for (const Store& store : stores) {
+                               op.agent = first.agent + store.lane;
+                               Actor actor = AsyncActor(op, pc, false);
+                               actor.access.pc_flags &= ~kAsync;
                                WriteShared(site, *store.place.cta, store.place.offset, bytes, actor, store.data.data());
-                             }
-                             for (const Store& store : stores) {
                                SharedPlace found;
                                Mbarrier& barrier = Barrier(site, cluster, store.barrier, &found);
                                if (options_.races) {
@@ -331,7 +338,7 @@ void Machine::StoreAsync(Context& c) {
                                CompleteBytes(site, barrier, bytes, found.offset);
                              }
                            },
-                           site, 0});
+                           site, now_ + costs.barrier});
 }
 
 void Machine::BulkLoad(Context& c) {
@@ -362,7 +369,7 @@ void Machine::BulkLoad(Context& c) {
                                }
                                CompleteBytes(site, barrier, bytes, found.offset);
                              },
-                             site, 0});
+                             site, LoadReady(*place.cta, bytes, from)});
   }
 }
 
@@ -390,9 +397,10 @@ void Machine::BulkStore(Context& c) {
                                ReadShared(site, *place.cta, place.offset, bytes, AsyncActor(op, pc, false), data.data());
                                WriteGlobal(site, cluster, to, bytes, AsyncActor(op, pc, true), data.data());
                                bulk->read = bulk->done = true;
+                               bulk->time = now_;
                                ++progress_;
                              },
-                             site, 0});
+                             site, StoreReady(*place.cta, bytes)});
   }
 }
 
@@ -427,7 +435,10 @@ Step Machine::BulkWait(Context& c) {
     }
   }
   for (BulkGroup* group : waited) {
-    for (const auto& op : group->ops) op->waited = true;
+    for (const auto& op : group->ops) {
+      op->waited = true;
+      if (op->time > c.warp.time) c.warp.time = op->time;
+    }
   }
   if (options_.races) {
     for (BulkGroup* group : waited) {
@@ -530,7 +541,7 @@ void Machine::TryCancel(Context& c) {
                                }
                                CompleteBytes(site, barrier, 16, found.offset);
                              },
-                             site, 0});
+                             site, now_ + costs.barrier});
   }
 }
 
