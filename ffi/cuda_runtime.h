@@ -1,7 +1,7 @@
-// Kernel objects on NVIDIA GPUs: registered by Python as bytes, loaded on first use, one module per key and device.
+// Kernel objects on NVIDIA GPUs: known by their bytes, loaded on first use, one module per key and device.
 //
 // Nothing here needs CUDA to compile or to load: the driver and the CuTe DSL's runtime library are opened when the
-// first kernel is.
+// first kernel is. Every function is thread-safe, and may be called for any device whatever context is current.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,39 @@
 
 namespace jax_ggemm {
 
-// A loaded kernel on one device.
-struct Kernel {
-  void* function;
-  int32_t multiprocessors;
+// A GPU of this process.
+struct Device {
+  void* context = nullptr;  // its primary context, which is the one that XLA uses
+  int32_t ordinal = 0;
+  int32_t multiprocessors = 0;
+  std::string architecture;  // as "sm_90"
 };
 
-// The kernel of this key on the current device. Returns nullptr and fills `error` where there is none.
-// Thread-safe; a kernel that is loaded is found without loading, allocation or a call into the driver's loader.
-const Kernel* FindKernel(std::string_view key, std::string* error);
+// A loaded kernel on one device.
+struct Kernel {
+  const Device* device = nullptr;
+  void* function = nullptr;
+};
 
-// Whether the key's bytes are known in this process.
-bool IsRegistered(std::string_view key);
+// The device of this ordinal, or the current one for a negative ordinal. Returns nullptr and fills `error` where there
+// is none.
+const Device* FindDevice(int32_t ordinal, std::string* error);
 
-// Launches a kernel. `arguments` are pointers to its arguments. Returns an empty string, or what went wrong.
+// The kernel of this key on a device. Returns nullptr and fills `error` where there is none. A kernel that is loaded
+// is found without loading, allocation or a call into the driver.
+const Kernel* FindKernel(const Device& device, std::string_view key, std::string* error);
+
+// Makes the object of a key known in this process. The first bytes of a key stay.
+void AddObject(std::string_view key, std::string_view object);
+
+// Whether the key's object is known in this process.
+bool IsKnown(std::string_view key);
+
+// Launches a kernel. `arguments` are pointers to its arguments, a stream first. Returns an empty string, or what went
+// wrong.
 std::string Launch(const Kernel& kernel, void* const* arguments, size_t count);
+
+// Fills memory of a device with zeros. Returns an empty string, or what went wrong.
+std::string Clear(const Device& device, void* data, size_t bytes, void* stream);
 
 }  // namespace jax_ggemm

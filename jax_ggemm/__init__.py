@@ -8,10 +8,9 @@ from jax_ggemm.api import RESULT_NAME, ragged_dot, ragged_dot_general
 from jax_ggemm.exchanges import AllToAll, Gather, Replicated, Ring
 from jax_ggemm.expert_parallel import ExpertParallel
 from jax_ggemm.experts import ExpertOptions
-from jax_ggemm.export import export_checks
+from jax_ggemm.export import GpuKernels, export_checks, register
 from jax_ggemm.layouts import ExpertLayout, ExpertParams
 from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe, moe_experts
-from jax_ggemm.native import register
 from jax_ggemm.products import Implementation
 from jax_ggemm.replace import replace_lax_ragged_dot
 from jax_ggemm.routing import Router, update_selection_bias
@@ -27,6 +26,7 @@ __all__ = [
     "ExpertParallel",
     "ExpertParams",
     "Gather",
+    "GpuKernels",
     "Implementation",
     "MoE",
     "MoEOptions",

@@ -57,23 +57,38 @@ def choose(call: Call, operands: Operands) -> Call:
     return call
 
 
-_wrong_platform = Primitive("jax_ggemm_wrong_platform")
-_wrong_platform.def_abstract_eval(lambda lhs, *, result, only: lhs.update(weak_type=False, **dict(result)))
+_impossible = Primitive("jax_ggemm_impossible")
+_impossible.def_abstract_eval(lambda lhs, *, result, message: lhs.update(weak_type=False, **dict(result)))
 
 
-@functools.partial(mlir.register_lowering, _wrong_platform)
-def _refuse(_context: mlir.LoweringRuleContext, *_operands: Any, result: Any, only: str) -> Any:
+@functools.partial(mlir.register_lowering, _impossible)
+def _refuse(_context: mlir.LoweringRuleContext, *_operands: Any, result: Any, message: str) -> Any:
     del result
-    raise NotImplementedError(
-        f"implementation={only!r} runs on the {only} platform, and this program is for another one; "
-        "implementation=None takes what each platform has"
-    )
+    raise NotImplementedError(message)
+
+
+def _refused(message: str, call: Call, operands: Operands) -> jax.Array:
+    """Stands where a product cannot be had; refuses to be lowered, so that one which is not used does no harm."""
+    result = (("shape", operands.out_shape(call)), ("dtype", call.out_dtype))
+    return _impossible.bind(operands.lhs, result=result, message=message)
 
 
 def _only_on(platform: str, call: Call, operands: Operands) -> jax.Array:
-    """Stands where a program for another platform than this one has no implementation; refuses to be lowered."""
-    result = (("shape", operands.out_shape(call)), ("dtype", call.out_dtype))
-    return _wrong_platform.bind(operands.lhs, result=result, only=platform)
+    """A product by name, in a program for another platform."""
+    message = (
+        f"implementation={call.implementation!r} runs on the {platform} platform, and this program is for another "
+        "one; implementation=None takes what each platform has"
+    )
+    return _refused(message, call, operands)
+
+
+def _unsupported(reason: str, call: Call, operands: Operands) -> jax.Array:
+    """A product that the implementation named for another one cannot take: a gradient of it, or a vmap."""
+    message = (
+        f"implementation={call.implementation!r} cannot take the {call.product.value} product of this program, a "
+        f"gradient or a vmap of the call that named it: {reason}; implementation=None takes what can"
+    )
+    return _refused(message, call, operands)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -96,11 +111,15 @@ def grouped_product(call: Call, operands: Operands) -> jax.Array:
             run_xla = functools.partial(xla.grouped_product, call)
             return lax.platform_dependent(operands, cpu=run_cpu, default=run_xla, **on_gpu)
         case "cute":
-            # The gradients of a call that was found supported may be products that are not: those are plain JAX.
+            # `choose` saw the call itself, and not its gradients and batches.
+            reason = cute.unsupported(call, operands)
+            if reason is not None:
+                return _unsupported(reason, call, operands)
             return lax.platform_dependent(operands, cuda=run_cuda, default=functools.partial(_only_on, "cuda", call))
         case "cpu":
             return lax.platform_dependent(operands, cpu=run_cpu, default=functools.partial(_only_on, "cpu", call))
         case str() as name:
             raise ValueError(f"no custom call for implementation {name!r}")
         case implementation:
-            return implementation(call, operands)
+            reason = implementation.unsupported(call, operands)
+            return implementation(call, operands) if reason is None else _unsupported(reason, call, operands)

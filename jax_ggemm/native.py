@@ -85,14 +85,19 @@ def register_cuda() -> None:
     jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA")
 
 
+def set_runtime(path: Path) -> None:
+    """Names the CuTe DSL's runtime library, which loads kernel objects."""
+    _library().jax_ggemm_cuda_set_runtime(str(path).encode())
+
+
 def add_object(key: str, data: bytes, runtime: Path | None) -> None:
     """Makes a kernel object known to the custom call on GPUs.
 
     Args:
       key: its name.
       data: the object.
-      runtime: the CuTe DSL's runtime library, which loads objects.
+      runtime: the CuTe DSL's runtime library.
     """
     if runtime is not None:
-        _library().jax_ggemm_cuda_set_runtime(str(runtime).encode())
+        set_runtime(runtime)
     _library().jax_ggemm_cuda_add_object(key.encode(), data, ctypes.c_size_t(len(data)))

@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jax_ggemm import native
 from jax_ggemm.files import write_whole
@@ -78,7 +79,7 @@ def cache_directory() -> Path:
     return Path(base) / "jax_ggemm" / "objects"
 
 
-def _packaged_directory() -> Path:
+def packaged_directory() -> Path:
     """Objects that a release put into the package."""
     return Path(__file__).parent / "kernel" / "objects"
 
@@ -99,7 +100,7 @@ def read(path: Path) -> bytes | None:
 
 
 def _find(name: str) -> bytes | None:
-    for directory in (cache_directory(), _packaged_directory()):
+    for directory in (cache_directory(), packaged_directory()):
         data = read(directory / f"{name}.o")
         if data is not None:
             return data
@@ -119,10 +120,16 @@ def runtime_library() -> Path | None:
     return None
 
 
-def unavailable(spec: KernelSpec, arch: str) -> str | None:
-    """Why a kernel cannot run on a machine that has the GPU for it, or None where it can."""
+def unavailable(spec: KernelSpec, arch: str, runs_here: bool = True) -> str | None:
+    """Why there is no such kernel, or None where there is one.
+
+    Args:
+      spec: the kernel.
+      arch: the GPU architecture.
+      runs_here: it is also to run on this machine, which has the GPU for it.
+    """
     extra = f"pip install 'jax_ggemm[{cuda_flavour().replace('cu', 'cuda')}]'"
-    if runtime_library() is None:
+    if runs_here and runtime_library() is None:
         return f"the CuTe DSL's runtime library is missing: {extra}, or name it with JAX_GGEMM_CUTE_RUNTIME"
     name = key(spec, arch)
     if name in _registered or importlib.util.find_spec("cutlass") is not None or _find(name) is not None:
@@ -130,27 +137,45 @@ def unavailable(spec: KernelSpec, arch: str) -> str | None:
     return f"there is no compiled kernel for it, nor the CuTe DSL to compile one: {extra}"
 
 
+def load(spec: KernelSpec, arch: str) -> tuple[str, bytes]:
+    """A kernel's key and object, from wherever it is found; compiled and put into the user's cache where it is not."""
+    name = key(spec, arch)
+    data = _find(name)
+    if data is None:
+        data = build(spec, arch)
+        with contextlib.suppress(OSError):  # the object is here, even if the cache cannot be written
+            write(cache_directory() / f"{name}.o", data)
+    return name, data
+
+
 def ensure(spec: KernelSpec, arch: str) -> str:
     """Makes a kernel's object known to the custom call in this process, and returns its key."""
     name = key(spec, arch)
     with _lock:
         if name not in _registered:
-            data = _find(name)
-            if data is None:
-                data = build(spec, arch)
-                with contextlib.suppress(OSError):  # the object is here, even if the cache cannot be written
-                    write(cache_directory() / f"{name}.o", data)
-            native.add_object(name, data, runtime_library())
+            native.add_object(name, load(spec, arch)[1], runtime_library())
             _registered.add(name)
     return name
 
 
+class Compiled(NamedTuple):
+    """What one compilation of a kernel gives.
+
+    Attributes:
+      data: the object.
+      ptx: what the machine code in it was assembled from.
+    """
+
+    data: bytes
+    ptx: str
+
+
 def build(spec: KernelSpec, arch: str) -> bytes:
-    """Compiles a kernel. Needs the CuTe DSL, but no GPU."""
-    return next(build_all([spec], arch))
+    """Compiles a kernel to an object. Needs the CuTe DSL, but no GPU."""
+    return next(build_all([spec], arch)).data
 
 
-def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[bytes]:
+def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[Compiled]:
     """Compiles kernels, in a process of its own.
 
     The DSL takes its target and much else from the environment of the process that first imports it. That must not
@@ -161,11 +186,13 @@ def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[bytes]:
       arch: the GPU architecture.
 
     Yields:
-      Their objects, in order, as they are done.
+      Their objects and PTX, in order, as they are done.
 
     Raises:
-      RuntimeError: where the compiler fails.
+      RuntimeError: where the compiler fails, or is not installed.
     """
+    if importlib.util.find_spec("cutlass") is None:
+        raise RuntimeError("the CuTe DSL, which compiles kernels, is not installed: pip install 'jax_ggemm[compile]'")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
     environment |= {"CUTE_DSL_ARCH": arch, "JAX_PLATFORMS": "cpu"}
     package = Path(__file__).parent
@@ -188,7 +215,8 @@ def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[bytes]:
             done = 0
             for line in process.stdout:
                 if line == f"built {done}\n".encode():
-                    yield (Path(folder) / str(done)).read_bytes()
+                    files = Path(folder) / f"{done}.o", Path(folder) / f"{done}.ptx"
+                    yield Compiled(files[0].read_bytes(), files[1].read_text())
                     done += 1
         if done < len(specs):
             errors.seek(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -14,6 +15,9 @@ from jax_ggemm.products import Call, Operands, Product, accumulation_dtype
 
 _NO_GRADIENT: Any = None
 """The cotangent of an array of integers."""
+
+_EXACT = jax.lax.Precision.HIGHEST
+"""For sums, which are to lose nothing to the precision that products may have."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -56,11 +60,17 @@ def _backward(call: Call, operands: Operands, cotangent: jax.Array) -> tuple[Ope
             d_rhs = product(Product.FORWARD, lhs, cotangent, rhs.dtype)
     d_bias = None
     if bias is not None:
-        # The sum of a group's rows is a product of them with a column of ones.
-        ones = jnp.ones_like(cotangent, shape=(cotangent.shape[0], 1))
-        wide = accumulation_dtype(cotangent.dtype)
-        d_bias = product(Product.DRHS, ones, cotangent, wide)[:, 0].astype(bias.dtype)
+        d_bias = _sum_of_rows(call, operands, cotangent)[:, 0].astype(bias.dtype)
     return (Operands(d_lhs, d_rhs, _NO_GRADIENT, _NO_GRADIENT, d_bias),)
+
+
+def _sum_of_rows(call: Call, operands: Operands, rows: jax.Array) -> jax.Array:
+    """(w, 1, columns): the rows of each group added up, as their product with a column of ones."""
+    # Ones are exact in any dtype, and two float32 operands take a slower path on some GPUs.
+    dtype = np.dtype(jnp.bfloat16) if rows.dtype == np.float32 else rows.dtype
+    ones = jnp.ones_like(rows, shape=(rows.shape[0], 1), dtype=dtype)
+    exact = dataclasses.replace(call.becomes(Product.DRHS, accumulation_dtype(rows.dtype)), precision=_EXACT)
+    return grouped_product(exact, Operands(ones, rows, operands.group_sizes, operands.group_offset))
 
 
 grouped_product.defvjp(_forward, _backward)

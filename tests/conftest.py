@@ -1,8 +1,12 @@
-"""What every test file shares: eight CPU devices, and the implementations that the op's tests run on."""
+"""What every test file shares: eight CPU devices, and the implementations that the op's tests run on.
+
+On a machine with a GPU that has kernels, the tests of behaviour run on those alone, with the marker `gpu`.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,24 +16,37 @@ import pytest
 import jax_ggemm
 
 jax.config.update("jax_num_cpu_devices", 8)
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for several test processes on one GPU
 
-IMPLEMENTATIONS = ("cpu", "xla")
+from wide_cute import HAS_GPU, WideCute  # noqa: E402  (asks for devices)
+
+if HAS_GPU:
+    # Of what the tests compare with: by default a GPU would multiply float32 with 11 bits.
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+CUTE = WideCute()
+IMPLEMENTATIONS = (CUTE,) if HAS_GPU else ("cpu", "xla", CUTE)
 """Every test of behaviour runs on each of these."""
 
-COSTLY = {"xla": 6}
+COSTLY = {} if "JAX_GGEMM_TEST_FULL" in os.environ else {"xla": 6, CUTE: 3}
 """Implementations that compile for a second or more each time: long lists of cases are thinned out by this factor."""
 
 
-def sweep(cases: Sequence[Any]) -> list[tuple[Any, ...]]:
+def of(implementation: Any, *case: Any) -> Any:
+    """One case of "implementation, ..." in parametrize."""
+    return pytest.param(implementation, *case, marks=[pytest.mark.gpu] if HAS_GPU else [])
+
+
+def sweep(cases: Sequence[Any]) -> list[Any]:
     """(implementation, case) pairs for a long list of cases; for "implementation, ..." in parametrize."""
     return [
-        (implementation, *(case if isinstance(case, tuple) else (case,)))
+        of(implementation, *(case if isinstance(case, tuple) else (case,)))
         for implementation in IMPLEMENTATIONS
         for case in cases[:: COSTLY.get(implementation, 1)]
     ]
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+@pytest.fixture(params=[of(implementation) for implementation in IMPLEMENTATIONS], ids=str)
 def implementation(request: pytest.FixtureRequest) -> Any:
     """What `implementation=` takes."""
     return request.param

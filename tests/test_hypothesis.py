@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+import pytest
 from conftest import IMPLEMENTATIONS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ragged_dot import everything, normal
+from wide_cute import HAS_GPU
 
 import jax_ggemm
+
+pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
 NATIVE = [name for name in IMPLEMENTATIONS if name != "xla"]
 """The shapes of these are data of one kernel; a new shape of plain JAX compiles for seconds."""
@@ -21,6 +25,7 @@ DTYPES = st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16])
 EXTENT = st.one_of(st.integers(0, 40), st.sampled_from([63, 64, 65, 127, 129, 240, 241]))
 ROWS = st.one_of(st.integers(0, 60), st.sampled_from([120, 239, 480, 600]))
 SIZE = st.one_of(st.integers(0, 50), st.integers(-(2**31), 2**31 - 1), st.sampled_from([0, 1, 240, 241]))
+# XLA's compilation for a GPU, of programs with several kernels, takes its time.
 COMMON = {"deadline": None, "database": None, "derandomize": True}
 
 
@@ -37,7 +42,11 @@ def check(lhs: Any, rhs: Any, sizes: Any, ct: Any, offset: int, bias: Any, imple
         oracle.assert_close(gradient, oracle.d_bias(ct, sizes, len(rhs), offset))
 
 
-@settings(**COMMON, max_examples=70, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    **COMMON,
+    max_examples=20 if HAS_GPU else 70,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(data=st.data())
 def test_any_call_of_a_native_implementation_equals_the_loop(data: st.DataObject) -> None:
     draw = data.draw
@@ -75,7 +84,7 @@ def test_any_sizes_and_offset_of_every_implementation(
     check(lhs, normal((w, k, n)), sizes, ct, offset, normal((w, n)), implementation)
 
 
-@settings(**COMMON, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(**COMMON, max_examples=15 if HAS_GPU else 30, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_vmap_of_a_native_implementation_equals_the_loop(data: st.DataObject) -> None:
     """Nested vmaps, each over any operands and axes."""
@@ -96,7 +105,8 @@ def test_any_vmap_of_a_native_implementation_equals_the_loop(data: st.DataObject
         name: rng.integers(-1, 6, shape).astype(np.int32) if name == "sizes" else np.asarray(normal(tuple(shape)))
         for name, shape in shapes.items()
     }
-    function = lambda a: jax_ggemm.ragged_dot(a["lhs"], a["rhs"], a["sizes"], implementation=NATIVE[0])  # noqa: E731
+    implementation = data.draw(st.sampled_from(NATIVE), "implementation")
+    function = lambda a: jax_ggemm.ragged_dot(a["lhs"], a["rhs"], a["sizes"], implementation=implementation)  # noqa: E731
     for _, axes in mapped:
         function = jax.vmap(function, in_axes=(axes,))
     got = np.asarray(jax.jit(function)(arrays))

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from jax_ggemm import native
+from jax_ggemm import native, objects
+from jax_ggemm.files import write_json
 
 _ROOT = Path(__file__).parent.parent
 _OLDEST = "0.10.2"
@@ -85,6 +87,28 @@ def test_one_wheel_works_on_the_oldest_and_the_newest_jax(wheel: Path, tmp_path:
     _python(python, "-m", "pip", "install", "--quiet", requirement, str(wheel))
     version = _python(python, "-c", _USE)
     assert (version == _OLDEST) == (jax_version == _OLDEST)
+
+
+_FIND = """
+import sys
+from jax_ggemm import objects
+assert objects.read(objects.packaged_directory() / "kept.o") == b"an object"
+assert not (objects.packaged_directory() / "stale.o").exists()
+"""
+
+
+@pytest.mark.install
+def test_a_wheel_holds_the_objects_that_a_manifest_names(tmp_path: Path) -> None:
+    for name in ("kept", "stale"):
+        objects.write(tmp_path / "objects" / f"{name}.o", b"an object")
+    write_json(tmp_path / "objects" / "manifest.json", {"kernels": [{"key": "kept"}]})
+    setting = f"--config-settings=cmake.define.JAX_GGEMM_OBJECTS={tmp_path / 'objects'}"
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, setting, _ROOT]
+    subprocess.run(command, check=True)
+    (built,) = tmp_path.glob("jax_ggemm-*.whl")
+    with zipfile.ZipFile(built) as wheel:
+        wheel.extractall(tmp_path / "site")
+    _python(sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{_FIND}")
 
 
 def test_importing_loads_nothing_beyond_jax_and_not_the_native_library() -> None:

@@ -6,21 +6,20 @@ import dataclasses
 import json
 import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_ggemm
 from jax_ggemm import __main__ as command_line
-from jax_ggemm import compile_objects, cute, objects
+from jax_ggemm import compile_objects, objects
 from jax_ggemm.kernel import config
-from jax_ggemm.products import Call, Operands, Product
+from jax_ggemm.products import Product
 
 BF16 = np.dtype(jnp.bfloat16)
+CANDIDATES = {candidate for product in Product for candidate in config.candidates(product)}
 SPEC = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.Sm90Config())
 
 
@@ -46,13 +45,15 @@ def test_neighbouring_tiles_share_columns() -> None:
 
 
 def test_every_candidate_fits_the_hardware() -> None:
-    for candidate in config.candidates():
+    for candidate in CANDIDATES:
         assert candidate.shared_memory_bytes <= config.SMEM_BYTES
 
 
-@pytest.mark.parametrize("wrong", [{"tile_m": 96}, {"tile_n": 8}, {"tile_m": 256}, {"stages": 1}, {"stages": 5}])
+@pytest.mark.parametrize(
+    "wrong", [{"tile_m": 96}, {"tile_n": 8}, {"tile_m": 256}, {"stages": 1}, {"stages": 5}, {"cluster": 3}]
+)
 def test_impossible_configurations_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"tile|stages"):
+    with pytest.raises(ValueError, match=r"tile|stages|clusters"):
         config.Sm90Config(**wrong)
 
 
@@ -60,7 +61,24 @@ def test_impossible_configurations_are_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize("m", [1, 512, 1 << 15])
 @pytest.mark.parametrize("columns", [8, 128, 4096])
 def test_the_pick_is_a_candidate(product: Product, m: int, columns: int) -> None:
-    assert config.pick(product, m, columns, columns, 32) in config.candidates()
+    assert config.pick(product, m, columns, columns, 32) in config.candidates(product)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile_m"), [(1, 64), (32, 64), (64, 128), (146, 64), (256, 64), (512, 128), (8192, 128)]
+)
+def test_the_height_of_tiles_follows_the_rows_of_an_average_group(rows: int, tile_m: int) -> None:
+    for product in (Product.FORWARD, Product.DLHS):
+        assert config.pick(product, 32 * rows, 4096, 4096, 32).tile_m == tile_m
+    assert config.pick(Product.DRHS, 32 * rows, 4096, 4096, 32).tile_m == 128
+
+
+def test_blocks_share_contractions_where_a_matrix_has_few_tiles() -> None:
+    assert config.pick(Product.DRHS, 32768, 768, 2048, 128).cluster == 2
+    assert config.pick(Product.DRHS, 32768, 2048, 1536, 128).cluster == 1
+    assert config.pick(Product.DRHS, 32768, 1024, 128, 128) == config.Sm90Config(128, 128, 6, cluster=2)
+    with pytest.raises(ValueError, match="contracts no rows"):
+        dataclasses.replace(SPEC, product=Product.FORWARD, config=config.Sm90Config(cluster=2))
 
 
 def test_useful_rows() -> None:
@@ -86,7 +104,7 @@ def test_the_key_depends_on_all_of_the_spec_and_not_on_the_environment(monkeypat
 def test_a_release_holds_each_kernel_once() -> None:
     specs = list(config.default_specs([BF16]))
     assert len(set(specs)) == len(specs)
-    assert {spec.config for spec in specs} == set(config.candidates())
+    assert {spec.config for spec in specs} == CANDIDATES
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
@@ -154,8 +172,8 @@ def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
 def test_the_compile_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
     specs = [dataclasses.replace(SPEC, product=product) for product in Product]
-    monkeypatch.setattr(config, "default_specs", lambda dtypes: specs)
-    command_line.main(["compile", "--arch", "sm_90a", "--out", str(tmp_path), "--keep-cubin"])
+    monkeypatch.setattr(config, "default_specs", lambda dtypes, candidates: specs)
+    command_line.main(["compile", "--arch", "sm_90a", "--out", str(tmp_path), "--keep", "ptx,cubin"])
     entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
     assert [entry["product"] for entry in entries] == ["forward", "dlhs", "drhs"]
     for spec, entry in zip(specs, entries, strict=True):
@@ -164,88 +182,77 @@ def test_the_compile_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert entry["config"] == dataclasses.asdict(spec.config)
         assert entry["dtypes"] == {"operands": "bfloat16", "result": "bfloat16"}
         assert entry["shared_memory_bytes"] <= config.SMEM_BYTES
-        assert entry.get("spill_instructions", 0) == 0
-        assert entry.get("registers", 168) <= 168
         data = objects.read(tmp_path / f"{entry['key']}.o")
         assert data is not None
         assert (tmp_path / f"{entry['key']}.cubin").read_bytes() == compile_objects.cubin(data)
-
-
-def _call(**changes: Any) -> tuple[Call, Operands]:
-    dtype, k, n = changes.get("dtype", jnp.bfloat16), changes.get("k", 64), changes.get("n", 128)
-    operands = Operands(
-        jnp.zeros((changes.get("m", 32), k), dtype), jnp.zeros((2, k, n), dtype), jnp.ones(2, jnp.int32), jnp.int32(0)
-    )
-    out_dtype = np.dtype(changes.get("out_dtype", dtype))
-    return Call(Product.FORWARD, out_dtype, 2, changes.get("precision"), "cute"), operands
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"dtype": jnp.float32}, "lhs is float32"),
-        ({"out_dtype": jnp.float16}, "the result is float16"),
-        ({"k": 60}, "k = 60 is not a multiple of 8"),
-        ({"n": 4}, "n = 4 is not a multiple of 8"),
-        ({"m": 0}, "empty"),
-        ({"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32}, "names an algorithm"),
-    ],
-)
-def test_what_the_kernels_do_not_take_is_said(changes: dict[str, Any], reason: str) -> None:
-    message = cute.unsupported(*_call(**changes))
-    assert message is not None
-    assert reason in message
-
-
-def test_the_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cute, "_architecture", lambda: None)
-    assert "no NVIDIA GPU" in str(cute.unsupported(*_call()))
+        ptx = (tmp_path / f"{entry['key']}.ptx").read_text()
+        assert ".target sm_90a" in ptx
+        assert "wgmma.mma_async" in ptx
+        if not compile_objects.missing_tools():
+            assert 0 < entry["registers"] <= 168
+            assert (entry["stack_bytes"], entry["local_bytes"], entry["spill_instructions"]) == (0, 0, 0)
 
 
 @pytest.fixture
-def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs can be lowered for a GPU, though not run."""
-    monkeypatch.setattr(cute, "_architecture", lambda: "sm_90a")
-    monkeypatch.setattr(objects, "unavailable", lambda spec, arch: None)
-    monkeypatch.setattr(objects, "ensure", objects.key)
-    jax.clear_caches()
+def pretended_compiler(monkeypatch: pytest.MonkeyPatch) -> list[config.KernelSpec]:
+    """Compilations that take no time; the list gets every spec that was compiled."""
+    compiled: list[config.KernelSpec] = []
+
+    def build_all(specs: list[config.KernelSpec], arch: str) -> Iterator[objects.Compiled]:
+        for spec in specs:
+            compiled.append(spec)
+            yield objects.Compiled(b"object " + spec.product.value.encode(), f"// {spec.product.value}")
+
+    monkeypatch.setattr(objects, "build_all", build_all)
+    monkeypatch.setattr(compile_objects, "resources", lambda data: {})
+    return compiled
 
 
-def _lowered(function: Any, *args: Any) -> str:
-    return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+def test_only_what_is_missing_is_compiled(tmp_path: Path, pretended_compiler: list[config.KernelSpec]) -> None:
+    specs = [dataclasses.replace(SPEC, product=product) for product in Product]
+    paths = [tmp_path / f"{objects.key(spec, 'sm_90a')}.o" for spec in specs]
+    compile_objects.compile_all(specs[:2], "sm_90a", tmp_path)
+    paths[0].write_bytes(b"damaged")
+    compile_objects.compile_all(specs, "sm_90a", tmp_path)
+    assert pretended_compiler == [*specs[:2], specs[0], specs[2]]
+    assert [objects.read(path) for path in paths] == [b"object forward", b"object dlhs", b"object drhs"]
+    assert not list(tmp_path.glob("*.ptx"))
+    compile_objects.compile_all(specs[:1], "sm_90a", tmp_path, keep=["ptx"])  # from the object's own compilation
+    assert pretended_compiler[4:] == specs[:1]
+    assert paths[0].with_suffix(".ptx").read_text() == "// forward"
 
 
-@pytest.mark.usefixtures("pretended_gpu")
-def test_a_training_step_on_the_gpu_is_three_kernels() -> None:
-    def loss(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
-        return jax_ggemm.ragged_dot(lhs, rhs, sizes, implementation="cute").astype(jnp.float32).sum()
+@pytest.mark.usefixtures("pretended_compiler")
+def test_a_release_of_too_many_bytes_is_refused(tmp_path: Path) -> None:
+    specs = [dataclasses.replace(SPEC, product=product) for product in Product]
+    total = sum(len(f"object {product.value}") for product in Product)
+    with pytest.raises(ValueError, match=f"3 kernels have {total} bytes, more than the {total - 1} that are allowed"):
+        compile_objects.compile_all(specs, "sm_90a", tmp_path, max_bytes=total - 1)
+    assert not (tmp_path / "manifest.json").exists()
+    compile_objects.compile_all(specs, "sm_90a", tmp_path, max_bytes=total)
+    assert (tmp_path / "manifest.json").exists()
 
-    args = (jnp.zeros((32, 64), jnp.bfloat16), jnp.zeros((2, 64, 128), jnp.bfloat16), jnp.ones(2, jnp.int32))
-    text = _lowered(jax.value_and_grad(loss, (0, 1)), *args)
-    assert text.count("custom_call @jax_ggemm(") == 3
+
+@pytest.mark.usefixtures("pretended_compiler")
+def test_what_a_release_holds(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .* kernels have"):
+        command_line.main(["compile", "--out", str(tmp_path), "--release", "--max-mib", "0.0001"])
+    command_line.main(["compile", "--out", str(tmp_path), "--release"])
+    entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
+    assert {entry["dtypes"]["operands"] for entry in entries} == {"bfloat16", "float16"}
+    assert all(entry["dtypes"]["operands"] == entry["dtypes"]["result"] and not entry["bias"] for entry in entries)
     for product in Product:
-        assert f'product = "{product.value}"' in text
+        configs = {json.dumps(entry["config"]) for entry in entries if entry["product"] == product.value}
+        assert len(configs) == len(config.candidates(product))
 
 
-@pytest.mark.usefixtures("pretended_gpu")
-@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, 0), (0, None, None), (None, 0, None), (None, None, 0)])
-def test_a_batch_on_the_gpu_is_one_kernel_and_copies_no_weights(axes: tuple[int | None, ...]) -> None:
-    shapes = ((32, 64), (2, 64, 128), (2,))
-    args = [
-        jnp.zeros((5, *shape) if axis == 0 else shape, jnp.int32 if len(shape) == 1 else jnp.bfloat16)
-        for axis, shape in zip(axes, shapes, strict=True)
-    ]
-    text = _lowered(jax.vmap(lambda *a: jax_ggemm.ragged_dot(*a, implementation="cute"), axes), *args)
-    calls = [line for line in text.splitlines() if "custom_call @jax_ggemm(" in line]
-    assert len(calls) == 1
-    batch = [5 if axis == 0 else 1 for axis in axes]
-    operands = f"(tensor<{batch[0]}x32x64xbf16>, tensor<{batch[1]}x2x64x128xbf16>, tensor<5x2xi32>, tensor<5xi32>)"
-    assert f"{operands} -> tensor<5x32x128xbf16>" in calls[0]
+def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main(["compile", "--out", str(tmp_path), "--keep", "ptx,sass"])
+    assert "sass: choose from ptx, cubin" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("pretended_gpu")
-def test_without_a_name_the_gpu_gets_the_kernel_and_the_cpu_its_own() -> None:
-    args = (jnp.zeros((32, 64), jnp.bfloat16), jnp.zeros((2, 64, 128), jnp.bfloat16), jnp.ones(2, jnp.int32))
-    traced = jax.jit(jax_ggemm.ragged_dot).trace(*args)
-    assert "key = " in traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert "key = " not in traced.lower(lowering_platforms=("cpu",)).as_text()
+def test_without_the_compiler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install 'jax_ggemm\[compile\]'"):
+        command_line.main(["compile", "--out", str(tmp_path)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.products import Product
 
 SMEM_BYTES = 227 * 1024
@@ -19,6 +20,13 @@ _BARRIER_BYTES = 1024
 STAGING_COLUMNS = 32
 STAGING_BUFFERS = 4
 """Tiles of 128 rows leave through as many buffers of as many columns."""
+
+EXCHANGE_BUFFERS = 2
+EXCHANGE_PIECE = 8
+"""Sums of a pair of blocks go from one to the other by so many accumulators of each thread, through so many buffers."""
+
+EXCHANGE_BYTES = 4 * EXCHANGE_PIECE * EXCHANGE_BUFFERS * 256
+"""Of those buffers, for the two consumer warpgroups."""
 
 TILE_K = 64
 """Contracted elements per pipeline stage: 128 bytes of a 16-bit type, one row of the widest swizzle."""
@@ -36,12 +44,16 @@ class Sm90Config:
     stages: int = 4
     swizzle: int = 8
     """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
+    cluster: int = 1
+    """Blocks that work together: two share the contraction of a group with many rows, where rows are contracted."""
 
     def __post_init__(self) -> None:
         if self.tile_m not in {64, 128} or self.tile_n not in {128, 256}:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
         if not 2 <= self.stages <= max_stages(self.tile_m, self.tile_n):
             raise ValueError(f"{self.stages} stages of {self.tile_m} x {self.tile_n} do not fit shared memory")
+        if self.cluster not in ({1} if self.tile_m == 64 else {1, 2}):
+            raise ValueError(f"no kernel for clusters of {self.cluster} blocks with tiles of {self.tile_m} rows")
 
     @property
     def warpgroups(self) -> tuple[int, int]:
@@ -52,6 +64,13 @@ class Sm90Config:
     def shared_memory_bytes(self) -> int:
         """Shared memory of one block, at most."""
         return _fixed_bytes(self.tile_m) + self.stages * stage_bytes(self.tile_m, self.tile_n)
+
+    def shared_memory_for(self, out_dtype: np.dtype) -> int:
+        """Shared memory that one block is launched with: without buffers where neither results nor sums need them."""
+        staging = _staging_bytes(self.tile_m)
+        exchange = EXCHANGE_BYTES if self.cluster > 1 else 0
+        needed = max(staging if out_dtype.itemsize == 2 else 0, exchange)
+        return self.shared_memory_bytes - staging + needed
 
 
 def stage_bytes(tile_m: int, tile_n: int) -> int:
@@ -66,17 +85,37 @@ def max_stages(tile_m: int, tile_n: int) -> int:
 
 def _fixed_bytes(tile_m: int) -> int:
     """Bytes beside the stages: barriers, and what results of 16-bit types leave through."""
-    return _BARRIER_BYTES + (2 * tile_m * STAGING_COLUMNS * STAGING_BUFFERS if tile_m == 128 else 0)
+    return _BARRIER_BYTES + _staging_bytes(tile_m)
+
+
+def _staging_bytes(tile_m: int) -> int:
+    """Bytes of the buffers that whole tiles of 16-bit results leave through."""
+    return 2 * tile_m * STAGING_COLUMNS * STAGING_BUFFERS if tile_m == 128 else 0
 
 
 _WIDE = Sm90Config(tile_m=128, tile_n=256, stages=4)
 _NARROW = Sm90Config(tile_m=128, tile_n=128, stages=6)
-_FEW_ROWS = Sm90Config(tile_m=64, tile_n=256, stages=5)
+_LOW = Sm90Config(tile_m=64, tile_n=256, stages=5)
+_WIDE_PAIR = dataclasses.replace(_WIDE, cluster=2)
+_NARROW_PAIR = dataclasses.replace(_NARROW, cluster=2)
+
+_ROWS_FOR_LOW_TILES = ((0, 32), (128, 320))
+"""Rows of an average group for which tiles of 64 rows are faster, on an H200 (docs/hopper.md).
+
+Up to 32, where weights are read once and more stages are on their way. And where groups have a few tiles, of which the
+last is half empty. In between a group is one tile of 128 rows, and two of 64 would read its weights twice; above, tiles
+of 128 rows multiply faster.
+"""
+
+_PAIRS_OF_MULTIPROCESSORS = 66
+"""Of an H200. A matrix of no more tiles cannot keep it busy, should one group have most rows."""
 
 
-def candidates() -> tuple[Sm90Config, ...]:
-    """The configurations that are compiled ahead of time."""
-    return (_WIDE, _NARROW, _FEW_ROWS)
+def candidates(product: Product) -> tuple[Sm90Config, ...]:
+    """The configurations for a product that are compiled ahead of time."""
+    if product.rows_are_ragged:
+        return (_WIDE, _NARROW, _LOW)
+    return (_WIDE, _NARROW, _WIDE_PAIR, _NARROW_PAIR)
 
 
 def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
@@ -90,13 +129,17 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
       groups: number of groups.
 
     Returns:
-      One of `candidates()`.
+      One of `candidates(product)`.
     """
     columns = k if product is Product.DLHS else n
-    if columns <= _NARROW.tile_n:
-        return _NARROW
-    # Tiles of 64 rows read fewer rows that are not theirs, and multiply more slowly: for groups of a few rows.
-    return _FEW_ROWS if product.rows_are_ragged and m <= _FEW_ROWS.tile_m // 2 * groups else _WIDE
+    narrow = columns <= _NARROW.tile_n
+    if not product.rows_are_ragged:
+        tiles = ceil_div(k, _WIDE.tile_m) * ceil_div(n, _WIDE.tile_n)
+        if tiles <= _PAIRS_OF_MULTIPROCESSORS:
+            return _NARROW_PAIR if narrow else _WIDE_PAIR
+    elif not narrow and any(low * groups < m <= high * groups for low, high in _ROWS_FOR_LOW_TILES):
+        return _LOW
+    return _NARROW if narrow else _WIDE
 
 
 def useful_rows(config: Sm90Config, group_sizes: Sequence[int]) -> float:
@@ -140,7 +183,16 @@ class KernelSpec:
     in_dtype: np.dtype
     out_dtype: np.dtype
     has_bias: bool
-    config: Sm90Config
+    config: Sm90Config | Sm100Config
+
+    def __post_init__(self) -> None:
+        if self.config.cluster > 1 and self.product.rows_are_ragged:
+            raise ValueError(f"{self.product} contracts no rows that {self.config.cluster} blocks could share")
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Shared memory that one block is launched with."""
+        return self.config.shared_memory_for(self.out_dtype)
 
     def describe(self) -> dict[str, object]:
         """As JSON."""
@@ -152,11 +204,21 @@ class KernelSpec:
         }
 
 
-def default_specs(dtypes: Sequence[np.dtype]) -> Iterator[KernelSpec]:
-    """The kernels of a release: every candidate of every product, with results of the operands' type or float32."""
+def default_specs(
+    dtypes: Sequence[np.dtype], candidates: Callable[[Product], Sequence[Any]] = candidates
+) -> Iterator[KernelSpec]:
+    """The kernels of a release: every candidate of every product, with results of the operands' type or float32.
+
+    Args:
+      dtypes: of the operands.
+      candidates: the configurations for a product.
+
+    Yields:
+      What to compile.
+    """
     for product in Product:
         for dtype in dtypes:
-            for out_dtype in (dtype, np.dtype(np.float32)):
+            for out_dtype in dict.fromkeys((dtype, np.dtype(np.float32))):
                 for has_bias in (False, True) if product.rows_are_ragged else (False,):
-                    for config in candidates():
+                    for config in candidates(product):
                         yield KernelSpec(product, dtype, out_dtype, has_bias, config)

@@ -16,11 +16,21 @@ import cutlass
 from cutlass import Int32, Int64, cute, pipeline
 
 from jax_ggemm.kernel.config import TILE_K, Sm90Config, ceil_div, place_in_group
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.products import Product
 
 WARP = 32
-FIELDS = 8
+FIELDS = 9
 """int32 fields of a work tile."""
+
+ALONE, RECEIVES, SENDS = range(3)
+"""The role of a block in a tile: it has the tile to itself, or shares its contraction with the other of its pair."""
+
+_SHARED_DEPTH = 8 * TILE_K
+"""Rows of a group below which its contraction is not shared: passing the sums on takes as long as two stages."""
+
+_SHARE_OF_LOAD = 4
+"""A group's contraction is shared where it is more than one part in so many of what each multiprocessor multiplies."""
 
 _MAX_TILES = 2**30
 
@@ -45,6 +55,8 @@ class WorkTile:
     """Where rows are contracted: the first column of lhs, which is the first row in the matrix of the result."""
     depth: Any
     """Where rows are contracted: the rows of the group. Otherwise the row of bias."""
+    role: Any
+    """ALONE, RECEIVES or SENDS."""
 
     def values(self) -> tuple[Any, ...]:
         """The fields, in the order of the ring."""
@@ -143,56 +155,123 @@ class WorkRing:
 
 
 class Scheduler:
-    """Deals the tiles of all groups out to the blocks of the grid, round robin."""
+    """Deals the tiles of all groups out to the blocks of the grid, round robin.
 
-    def __init__(self, config: Sm90Config, product: Product):
+    Pairs of blocks (`cluster` = 2, where rows are contracted) are dealt two tiles of a group at a time, or one, whose
+    contraction they share: that of a group with so many rows that its tiles would keep some blocks busy while others
+    are done. Such groups come first.
+    """
+
+    def __init__(self, config: Sm90Config | Sm100Config, product: Product, tile_k: int = TILE_K, blocks: int = 1):
         self.config = config
+        self.tile_k = tile_k
+        self.blocks = blocks  # that share a tile
         self.ragged_rows = product.rows_are_ragged
         self.columns_are_n = product is not Product.DLHS
+        self.shares = config.cluster == 2
 
     @cute.jit
     def run(self, sizes: cute.Pointer, offsets: cute.Pointer, extents: Extents, ring: WorkRing):
         """Puts each tile of this block into the ring, then one with negative k_tiles; run by one warp."""
         e = extents
         n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.config.tile_n)
+        shared_from = self._shared_from(e, n_tiles)
         state = ring.writer()
-        next_tile, _, _ = cute.arch.block_idx()
-        stride, _, _ = cute.arch.grid_dim()
-        tiles_before = Int32(0)
+        cluster = self.config.cluster
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        if cutlass.const_expr(self.blocks > 1):
+            block //= self.blocks
+            blocks //= self.blocks
+        next_deal, rank, stride = block // cluster, block % cluster, blocks // cluster
+        deals_before = Int32(0)
         element = Int32(0)
-        while element < e.batch:
-            # Groups whose weights are held are those from `offset` on. They may reach past either end of the
-            # list: those are empty, and their dW is zeros. Clamping changes none that is in the list.
-            offset = cute.make_tensor(offsets + element, cute.make_layout(1))[0]
-            offset = cutlass.max(cutlass.min(offset, e.groups), -e.weights)
-            # Rows past the last group are one more group, without weights.
-            first = Int32(0)
-            last = e.groups + 1
-            if cutlass.const_expr(not self.ragged_rows):
-                first = cutlass.min(offset, 0)
-                last = cutlass.max(offset + e.weights, e.groups)
+        # Over all batch elements: first their shared groups, where there are any, then the others.
+        while element < e.batch * cluster:
+            sharing = element < e.batch * (cluster - 1)
+            of_batch = element % e.batch
+            offset, first, last = self._range(offsets, e, of_batch)
             rows_before = Int32(0)
             while first < last:
-                start, end, weight, m_tiles = self._groups(sizes, e, element, first, offset, rows_before)
-                tiles_end = inclusive_scan(m_tiles * n_tiles, Int32(_MAX_TILES)) + tiles_before
-                chunk_end = cute.arch.shuffle_sync(tiles_end, WARP - 1)
-                while next_tile < chunk_end:
-                    # tiles_end grows from lane to lane: the tile belongs to the first one that it is below.
-                    owner = WARP - cute.arch.popc(cute.arch.vote_ballot_sync(next_tile < tiles_end))
+                start, end, weight, m_tiles = self._groups(sizes, e, of_batch, first, offset, rows_before)
+                deals = self._deals(m_tiles * n_tiles, end - start >= shared_from, sharing)
+                deals_end = inclusive_scan(deals, Int32(_MAX_TILES)) + deals_before
+                chunk_end = cute.arch.shuffle_sync(deals_end, WARP - 1)
+                while next_deal < chunk_end:
+                    # deals_end grows from lane to lane: the deal belongs to the first one that it is below.
+                    owner = WARP - cute.arch.popc(cute.arch.vote_ballot_sync(next_deal < deals_end))
                     g_start = cute.arch.shuffle_sync(start, owner)
                     g_rows = cute.arch.shuffle_sync(end, owner) - g_start
                     g_weight = cute.arch.shuffle_sync(weight, owner)
                     g_m_tiles = cute.arch.shuffle_sync(m_tiles, owner)
-                    index = next_tile - cute.arch.shuffle_sync(tiles_end, owner) + g_m_tiles * n_tiles
-                    place = place_in_group(index, g_m_tiles, n_tiles, self.config.swizzle, cutlass.min)
-                    ring.put(state, self._work_tile(e, element, (g_start, g_rows, g_weight), place))
-                    state.advance()
-                    next_tile += stride
+                    index = next_deal - cute.arch.shuffle_sync(deals_end, owner) + cute.arch.shuffle_sync(deals, owner)
+                    if cutlass.const_expr(self.shares) and not sharing:
+                        index = index * cluster + rank
+                    if index < g_m_tiles * n_tiles:
+                        place = place_in_group(index, g_m_tiles, n_tiles, self.config.swizzle, cutlass.min)
+                        tile = self._work_tile(e, of_batch, (g_start, g_rows, g_weight), place)
+                        if cutlass.const_expr(self.shares):
+                            tile = self._half(tile, rank, sharing)
+                        ring.put(state, tile)
+                        state.advance()
+                    next_deal += stride
                 rows_before = cute.arch.shuffle_sync(end, WARP - 1)
-                tiles_before = chunk_end
+                deals_before = chunk_end
                 first += WARP
             element += 1
         ring.put(state, WorkTile(*(Int32(-1) for _ in range(FIELDS))))
+
+    @cute.jit
+    def _range(self, offsets: cute.Pointer, e: Extents, element: Int32) -> tuple:
+        """The group that the first weights belong to; the first group to deal out, and the end of them."""
+        # Groups whose weights are held are those from `offset` on. They may reach past either end of the
+        # list: those are empty, and their dW is zeros. Clamping changes none that is in the list.
+        offset = cute.make_tensor(offsets + element, cute.make_layout(1))[0]
+        offset = cutlass.max(cutlass.min(offset, e.groups), -e.weights)
+        # Rows past the last group are one more group, without weights.
+        first = Int32(0)
+        last = e.groups + 1
+        if cutlass.const_expr(not self.ragged_rows):
+            first = cutlass.min(offset, 0)
+            last = cutlass.max(offset + e.weights, e.groups)
+        return offset, first, last
+
+    @cute.jit
+    def _deals(self, tiles: Int32, shared: cutlass.Boolean, sharing: cutlass.Boolean) -> Int32:
+        """How many times the tiles of a group are dealt, now that only groups to share are, or only the others."""
+        deals = tiles
+        if cutlass.const_expr(self.shares):
+            if not sharing:
+                deals = ceil_div(tiles, self.config.cluster)
+            if sharing != shared:
+                deals = Int32(0)
+        return deals
+
+    @cute.jit
+    def _shared_from(self, e: Extents, n_tiles: Int32) -> Int32:
+        """The rows from which on a group's contraction is shared."""
+        tiles = Int64(ceil_div(e.k, self.config.tile_m)) * Int64(n_tiles)
+        of_load = tiles * Int64(e.m) * Int64(e.batch) // Int64(_SHARE_OF_LOAD * e.multiprocessors)
+        return Int32(cutlass.max(cutlass.min(of_load, Int64(_MAX_TILES)), Int64(_SHARED_DEPTH)))
+
+    @cute.jit
+    def _half(self, tile: WorkTile, rank: Int32, sharing: cutlass.Boolean) -> WorkTile:
+        """The half of a tile's contraction that this block of a pair multiplies, or the tile where it is not shared."""
+        k_tiles, depth, skipped, role = tile.k_tiles, tile.depth, Int32(0), Int32(ALONE)
+        if sharing:
+            first_half = ceil_div(k_tiles, 2)
+            if rank == 0:
+                role = Int32(RECEIVES)
+                k_tiles = first_half
+                depth = first_half * self.tile_k
+            else:
+                role = Int32(SENDS)
+                k_tiles -= first_half
+                skipped = first_half * self.tile_k
+                depth -= skipped
+        return dataclasses.replace(
+            tile, k_tiles=k_tiles, a_row=tile.a_row + skipped, b_row=tile.b_row + skipped, depth=depth, role=role
+        )
 
     @cute.jit
     def _groups(
@@ -229,7 +308,7 @@ class Scheduler:
         column = place[1] * self.config.tile_n
         if cutlass.const_expr(not self.ragged_rows):
             return WorkTile(
-                k_tiles=ceil_div(rows, TILE_K),
+                k_tiles=ceil_div(rows, self.tile_k),
                 column=column,
                 a_row=element * e.lhs_step + start,
                 b_row=element * e.rhs_step + start,
@@ -237,10 +316,11 @@ class Scheduler:
                 rows=cutlass.min(e.k - down, self.config.tile_m),
                 a_column=down,
                 depth=rows,
+                role=Int32(ALONE),
             )
         contracted = e.k if cutlass.const_expr(self.columns_are_n) else e.n
         return WorkTile(
-            k_tiles=ceil_div(contracted, TILE_K) if weight >= 0 else Int32(0),
+            k_tiles=ceil_div(contracted, self.tile_k) if weight >= 0 else Int32(0),
             column=column,
             a_row=element * e.lhs_step + start + down,
             b_row=element * e.rhs_step + weight,
@@ -248,4 +328,5 @@ class Scheduler:
             rows=cutlass.min(rows - down, self.config.tile_m),
             a_column=Int32(0),
             depth=element * e.bias_step + weight,
+            role=Int32(ALONE),
         )

@@ -6,30 +6,26 @@ runs the scheduler. The other two multiply, and write the result.
     warp 1     schedule --work ring--+--> warp 0    TMA loads --stages--+
                                      +--> warps 4 to 11  products <-----+  --> epilogue
 
-One tensor map per operand serves all groups:
-
-- Where rows are ragged, lhs is one matrix, whose tiles start at any row. A tile that reaches past the end of its
-  group reads rows of the next one; each row of the result depends on one row of lhs, and foreign ones are not written.
-- Where rows are contracted, foreign rows must not enter at all. The view's row axis has 2^30 rows, and ends
-  where the group ends: two more axes, whose strides cancel the shift modulo 2^64, move it there. The TMA unit then
-  fills rows past the end of the group with zeros, as it does for columns past the end of the matrix.
+`operands` says how one tensor map serves every group.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Int32, Int64, cute, pipeline
+from cutlass import Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_ggemm.kernel import epilogue
-from jax_ggemm.kernel.config import TILE_K, KernelSpec
-from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
+from jax_ggemm.kernel import epilogue, operands
+from jax_ggemm.kernel.config import TILE_K, KernelSpec, Sm90Config
+from jax_ggemm.kernel.exchange import BARRIERS, Exchange, exchange_bytes
+from jax_ggemm.kernel.schedule import FIELDS, RECEIVES, RING_DEPTH, SENDS, Extents, Scheduler, WorkRing, WorkTile
 from jax_ggemm.products import Product
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
@@ -42,29 +38,25 @@ _THREADS = (1 + _CONSUMERS) * _WARPGROUP
 _LOAD_REGISTERS = 40
 _PRODUCT_REGISTERS = 232
 
-_RAGGED_ROWS = 2**30
-_TURN = 2**64 // _RAGGED_ROWS
-"""_RAGGED_ROWS steps of this many elements return to the same address."""
 
+@cute.jit
+def _take(acc: cute.Tensor):
+    """Makes what follows use the accumulators as they are now, after the wait for the products.
 
-def _ragged(data: cute.Pointer, columns: Any) -> cute.Tensor:
-    """A matrix as (column, row, turn, end), for `_rows_of_group`."""
-    row = Int64(columns)
-    return cute.make_tensor(
-        data,
-        cute.make_layout((columns, _RAGGED_ROWS, 2**31 - 1, 2**31 - 1), stride=(1, row, Int64(_TURN) - row, row)),
-    )
-
-
-def _rows_of_group(view: cute.Tensor, first: Int32, rows: Int32) -> cute.Tensor:
-    """The (column, row) view of a group's rows, in which every row past the last is out of bounds."""
-    return cute.domain_offset((0, _RAGGED_ROWS - rows), view[None, None, _RAGGED_ROWS, first + rows])
+    The compiler sees no connection between the two. It would move conversions before the wait, and ptxas would then
+    wait for each single product.
+    """
+    for i in cutlass.range_constexpr(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Float32], read_only_args=[acc[i]]
+        )
 
 
 class GroupedGemmSm90:
     """The kernel of one `KernelSpec`."""
 
     def __init__(self, spec: KernelSpec):
+        assert isinstance(spec.config, Sm90Config)
         self.spec = spec
         self.config = spec.config
         self.dtype = _DTYPES[spec.in_dtype.name]
@@ -72,6 +64,7 @@ class GroupedGemmSm90:
         self.tile = (spec.config.tile_m, spec.config.tile_n, TILE_K)
         self.scheduler = Scheduler(spec.config, spec.product)
         self.ragged_rows = spec.product.rows_are_ragged
+        self.shares = spec.config.cluster == 2
         # The TMA unit writes what it can: tiles that do not end with their group, of elements that stmatrix takes.
         self.staged = spec.out_dtype.itemsize == 2 and spec.config.warpgroups == (2, 1)
         # Row-major operands are contiguous along the contraction, column-major ones across it.
@@ -109,7 +102,7 @@ class GroupedGemmSm90:
         m, k, n, *others = arguments[6:]
         k, n = cute.assume(k, divby=8), cute.assume(n, divby=8)
         extents = Extents(m, k, n, *others)
-        a_view, b_view = self._views(lhs, rhs, extents)
+        a_view, b_view = operands.views(self.spec.product, lhs, rhs, extents)
 
         tiled_mma = hopper.make_trivial_tiled_mma(
             self.dtype,
@@ -132,16 +125,18 @@ class GroupedGemmSm90:
             rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
             staging = epilogue.staging(result, rows, matrices, self.tile[0])
 
+        c_bytes = self._c_bytes(staging)
+
         @cute.struct
         class Storage:
             stage_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.config.stages]
             ring_barriers: cute.struct.MemRange[cutlass.Int64, 2 * RING_DEPTH]
+            exchange_barriers: cute.struct.MemRange[cutlass.Int64, BARRIERS]
             ring: cute.struct.Align[cute.struct.MemRange[Int32, FIELDS * RING_DEPTH], 16]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
-            c: cute.struct.Align[
-                cute.struct.MemRange[self.out_dtype, cute.cosize(staging[2]) if self.staged else 0], 1024
-            ]
+            # Of the result on its way to global memory, and of the sums on their way to the other block of a pair.
+            c: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, c_bytes], 1024]
 
         self.storage = Storage
         self._kernel(
@@ -151,28 +146,18 @@ class GroupedGemmSm90:
             (sizes, offsets),
             (result, staging),
             extents,
-        ).launch(grid=(extents.multiprocessors, 1, 1), block=(_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
-
-    def _views(self, lhs: cute.Pointer, rhs: cute.Pointer, e: Extents) -> tuple[cute.Tensor, cute.Tensor]:
-        """The operands as (m or n, contracted, ...), for one tensor map each."""
-        if not self.ragged_rows:
-            return _ragged(lhs, e.k), _ragged(rhs, e.n)
-        lhs_rows = cutlass.max(e.m, e.lhs_step * e.batch)
-        matrices = cutlass.max(e.weights, e.rhs_step * e.batch)
-        k, n = Int64(e.k), Int64(e.n)
-        matrix = cute.assume(k * n, divby=8)
-        n = cute.assume(n, divby=8)
-        k = cute.assume(k, divby=8)
-        if self.spec.product is Product.FORWARD:
-            a_shape, a_stride = (lhs_rows, e.k), (k, 1)
-            b_shape, b_stride = (e.n, e.k, matrices), (1, n, matrix)
-        else:
-            a_shape, a_stride = (lhs_rows, e.n), (n, 1)
-            b_shape, b_stride = (e.k, e.n, matrices), (n, 1, matrix)
-        return (
-            cute.make_tensor(lhs, cute.make_layout(a_shape, stride=a_stride)),
-            cute.make_tensor(rhs, cute.make_layout(b_shape, stride=b_stride)),
+        ).launch(
+            grid=(extents.multiprocessors // self.config.cluster * self.config.cluster, 1, 1),
+            block=(_THREADS, 1, 1),
+            cluster=(self.config.cluster, 1, 1) if cutlass.const_expr(self.config.cluster > 1) else None,
+            min_blocks_per_mp=1,
+            stream=stream,
         )
+
+    def _c_bytes(self, staging: tuple | None) -> int:
+        """Shared memory that results leave through."""
+        staged = 0 if staging is None else cute.cosize(staging[2]) * self.out_dtype.width // 8
+        return max(staged, exchange_bytes(_CONSUMERS * _WARPGROUP) if self.shares else 0)
 
     @staticmethod
     def _tensor_map(view: cute.Tensor, smem: cute.ComposedLayout, tile: tuple[int, int]) -> Any:
@@ -204,7 +189,8 @@ class GroupedGemmSm90:
         result, staging = outputs
         if cutlass.const_expr(self.staged):
             c_tma, c_tensor, c_smem = staging
-            staging = (c_tma, c_tensor, storage.c.get_tensor(c_smem.outer, swizzle=c_smem.inner))
+            buffers = cute.recast_ptr(storage.c.data_ptr(), c_smem.inner, dtype=self.out_dtype)
+            staging = (c_tma, c_tensor, cute.make_tensor(buffers, c_smem.outer))
         slots = storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH)))
         consumer_warps = _CONSUMERS * _WARPGROUP // 32
         ring = WorkRing.create(slots, storage.ring_barriers.data_ptr(), reader_warps=consumer_warps + 1)
@@ -217,8 +203,14 @@ class GroupedGemmSm90:
             cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
             defer_sync=True,
         )
+        exchange = None
+        if cutlass.const_expr(self.shares):
+            # The stages are each block's own, whichever of the pair it is.
+            stages = dataclasses.replace(stages, is_signaling_thread=cute.arch.lane_idx() == 0)
+            buffers = cute.recast_ptr(storage.c.data_ptr(), dtype=cutlass.Float32)
+            exchange = Exchange.create(buffers, storage.exchange_barriers.data_ptr(), _CONSUMERS * _WARPGROUP)
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        self._sync_cluster()
 
         if warp < _WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
@@ -228,7 +220,20 @@ class GroupedGemmSm90:
                 self._load((a_tma, a_tensor, a_stages), (b_tma, b_tensor, b_stages), stages, ring)
         else:
             cute.arch.setmaxregister_increase(_PRODUCT_REGISTERS)
-            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, (result, staging))
+            writing = (result, staging, exchange)
+            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, writing)
+        if cutlass.const_expr(self.config.cluster > 1):
+            # A block's shared memory stays while the other of its pair may still reach for it.
+            self._sync_cluster()
+
+    @cute.jit
+    def _sync_cluster(self):
+        """Waits for all threads of the blocks that work together."""
+        if cutlass.const_expr(self.config.cluster == 1):
+            cute.arch.sync_threads()
+        else:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
     @cute.jit
     def _load(self, a_operand: tuple, b_operand: tuple, stages: pipeline.PipelineTmaAsync, ring: WorkRing):
@@ -244,8 +249,10 @@ class GroupedGemmSm90:
                 a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
                 b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
             else:
-                a_rows = cute.domain_offset((tile.a_column, 0), _rows_of_group(a_tensor, tile.a_row, tile.depth))
-                b_rows = cute.domain_offset((tile.column, 0), _rows_of_group(b_tensor, tile.b_row, tile.depth))
+                a_rows = cute.domain_offset(
+                    (tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth)
+                )
+                b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
             a_to, a_from = self._partition(a_tma, a_stages, a_rows, self.tile[0])
             b_to, b_from = self._partition(b_tma, b_stages, b_rows, self.tile[1])
             for k_tile in cutlass.range(tile.k_tiles, unroll=1):
@@ -308,21 +315,35 @@ class GroupedGemmSm90:
                     stages.consumer_release(release)
                     release.advance()
             warpgroup.wait_group(0)
+            _take(acc)
             if tile.k_tiles > 0:
                 stages.consumer_release(release)
                 release.advance()
+                if cutlass.const_expr(self.shares):
+                    self._exchange(acc, thread, outputs[2], tile.role)
                 if cutlass.const_expr(self.spec.has_bias):
                     epilogue.add_bias(acc, coords, result, tile.depth, tile.column)
-            self._store(tiled_mma, thread, (acc, coords), outputs, tile)
+            if tile.role != SENDS:
+                self._store(tiled_mma, thread, (acc, coords), outputs, tile)
             tile = ring.get(position)
         if cutlass.const_expr(self.staged):
             epilogue.finish_staged(thread)
 
     @cute.jit
+    def _exchange(self, acc: cute.Tensor, thread: Int32, exchange: Exchange, role: Int32):
+        """Adds up what the blocks of a pair hold, where they share a tile."""
+        if role == SENDS:
+            exchange.send(acc, thread)
+        if role == RECEIVES:
+            if cutlass.const_expr(self.staged):
+                epilogue.finish_staged(thread)
+            exchange.receive(acc, thread)
+
+    @cute.jit
     def _store(self, tiled_mma: cute.TiledMma, thread: Int32, tile_of_result: tuple, outputs: tuple, tile: WorkTile):
         """Writes a tile of the result, the way that it can be."""
         acc, coords = tile_of_result
-        result, staging = outputs
+        result, staging, _ = outputs
         if cutlass.const_expr(not self.ragged_rows):
             if cutlass.const_expr(self.staged):
                 epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.a_column, tile.column, tile.out_row))

@@ -1,0 +1,463 @@
+// The tensor core of Blackwell: TMEM, products issued by one thread, completion through mbarriers.
+#include <algorithm>
+
+#include "machine.h"
+#include "numbers.h"
+#include "products.h"
+
+namespace ptx {
+namespace {
+
+constexpr uint32_t kLanes = 128, kColumns = 512;
+
+uint32_t ColumnOf(uint32_t address) { return address & 0xffff; }
+uint32_t LaneOf(uint32_t address) { return address >> 16 & 0x3fff; }  // bits 30 and 31 carry a scale factor's number
+
+struct InstructionDescriptor {
+  uint32_t bits;
+  uint32_t Field(int at, int width) const { return bits >> at & ((1u << width) - 1); }
+  int m() const { return static_cast<int>(Field(24, 5)) * 16; }
+  int n() const { return static_cast<int>(Field(17, 6)) * 8; }
+};
+
+}  // namespace
+
+Tmem& Machine::TmemOf(const Site& site, Cta& cta, int group) {
+  if (!options_.blackwell) Fail("unsupported", site, "TMEM on this architecture");
+  if (cta.tmem == nullptr) {
+    cta.tmem = std::make_unique<Tmem>();
+    cta.tmem->shadow = std::make_unique<Shadow>(uint64_t{kColumns} * 32);
+  }
+  if (group != 0) {
+    if (cta.tmem->group != 0 && cta.tmem->group != group) {
+      Fail("protocol", site, "tcgen05 instructions of both cta_group::1 and cta_group::2 in one kernel");
+    }
+    cta.tmem->group = group;
+  }
+  return *cta.tmem;
+}
+
+// The CTAs that an instruction concerns, the even one first.
+std::vector<Cta*> Machine::Pair(const Site& site, Cta& cta, bool pair) {
+  if (!pair) return {&cta};
+  Cluster& cluster = *cta.cluster;
+  if ((cta.rank | 1) >= cluster.ctas.size()) Fail("protocol", site, "cta_group::2 in a CTA that has no peer");
+  return {cluster.ctas[cta.rank & ~1u].get(), cluster.ctas[cta.rank | 1u].get()};
+}
+
+// Checks an access to `columns` columns of `lanes` lanes.
+void Machine::TouchTmem(const Site& site, Cta& cta, uint32_t lane, uint32_t lanes, uint32_t column, uint32_t columns,
+                        const Actor& actor, bool writes) {
+  Tmem& tmem = TmemOf(site, cta, 0);
+  if (lane + lanes > kLanes || column + columns > kColumns) {
+    Fail("out-of-bounds", site, Text("TMEM lanes %u to %u, columns %u to %u", lane, lane + lanes, column,
+                                     column + columns));
+  }
+  for (uint32_t c = column; c < column + columns; ++c) {
+    if (!tmem.allocated[c]) Fail("protocol", site, Text("column %u of TMEM is not allocated", c));
+  }
+  if (!options_.races) return;
+  const auto report = [&](const Access& before, bool before_writes, uint64_t at) {
+    Race("TMEM", site, before, before_writes, writes, at, *cta.cluster,
+         Text("column %u, lanes from %u", static_cast<uint32_t>(at / 32), static_cast<uint32_t>(at % 32 * 4)));
+  };
+  const uint32_t first = lane / 16, last = (lane + lanes - 1) / 16;
+  if (first == 0 && last == 7) {
+    tmem.shadow->Touch(uint64_t{column} * 32, uint64_t{columns} * 32, actor, writes, report);
+    return;
+  }
+  for (uint32_t c = column; c < column + columns; ++c) {
+    tmem.shadow->Touch(uint64_t{c} * 32 + first * 4, (last - first + 1) * 4, actor, writes, report);
+  }
+}
+
+namespace {
+
+// Free columns, or -1.
+int FindColumns(const Tmem& tmem, uint32_t columns) {
+  for (uint32_t base = 0; base + columns <= kColumns; base += columns) {
+    bool free = true;
+    for (uint32_t c = base; c < base + columns; ++c) free &= !tmem.allocated[c];
+    if (free) return static_cast<int>(base);
+  }
+  return -1;
+}
+
+}  // namespace
+
+Step Machine::TcAlloc(Context& c) {
+  Warp& warp = c.warp;
+  const Site site = c.site(*this);
+  const bool pair = c.instr.has(k_pair);
+  Tmem& tmem = TmemOf(site, *warp.cta, pair ? 2 : 1);
+  const int lane = __builtin_ctz(c.mask);
+  const uint32_t columns = static_cast<uint32_t>(Value(c, 1, lane));
+  if (columns < 32 || columns > kColumns || (columns & (columns - 1)) != 0) {
+    Fail("protocol", site, Text("%u columns: a power of two from 32 to 512 can be allocated", columns));
+  }
+  if (tmem.relinquished) Fail("protocol", site, "an allocation after relinquish_alloc_permit");
+  if (pair) {
+    // Both CTAs of a pair must take part.
+    if (!c.fragment.arrived) {
+      c.fragment.arrived = true;
+      ++tmem.pair_requests;
+      ++progress_;
+    }
+    for (Cta* cta : Pair(site, *warp.cta, true)) {
+      if (TmemOf(site, *cta, 2).pair_requests < tmem.pair_requests) {
+        c.fragment.wait = {Wait::kPeer, cta, 0, tmem.pair_requests};
+        return Step::kBlocked;
+      }
+    }
+  }
+  const int base = FindColumns(tmem, columns);
+  if (base < 0) {
+    c.fragment.wait = {Wait::kTmem, warp.cta, columns, 0};
+    return Step::kBlocked;
+  }
+  c.fragment.arrived = false;
+  std::fill_n(tmem.allocated.begin() + base, columns, true);
+  tmem.allocations[static_cast<uint32_t>(base)] = columns;
+  for (uint32_t l = 0; l < kLanes; ++l) {  // an allocation holds nothing
+    std::memset(tmem.written.data() + l * kColumns + base, 0, columns);
+  }
+  const uint32_t address = static_cast<uint32_t>(base);
+  const SharedPlace place = Shared(site, *warp.cta->cluster, static_cast<uint32_t>(Address(c, 0, lane)), 4, 4);
+  WriteShared(site, *place.cta, place.offset, 4, LaneActor(c, lane), &address);
+  return Step::kNext;
+}
+
+void Machine::TcDealloc(Context& c) {
+  Warp& warp = c.warp;
+  const Site site = c.site(*this);
+  Tmem& tmem = TmemOf(site, *warp.cta, c.instr.has(k_pair) ? 2 : 1);
+  if (c.instr.op() == Op::tc_relinquish) {
+    tmem.relinquished = true;
+    return;
+  }
+  const int lane = __builtin_ctz(c.mask);
+  const uint32_t base = ColumnOf(static_cast<uint32_t>(Value(c, 0, lane)));
+  const uint32_t columns = static_cast<uint32_t>(Value(c, 1, lane));
+  const auto found = tmem.allocations.find(base);
+  if (found == tmem.allocations.end() || found->second != columns) {
+    Fail("protocol", site, Text("%u columns from column %u are freed, and were not allocated like this", columns, base));
+  }
+  Clocks known;
+  Actor actor = LaneActor(c, lane);
+  if (options_.races) {
+    known = warp.lanes[lane];
+    actor.clocks = &known;
+    for (int l = 0; l < 32; ++l) {
+      if (c.mask >> l & 1) Join(known, warp.lanes[l]);
+    }
+  }
+  // Whoever used the columns must be through.
+  TouchTmem(site, *warp.cta, 0, kLanes, base, columns, actor, true);
+  std::fill_n(tmem.allocated.begin() + base, columns, false);
+  tmem.allocations.erase(found);
+  ++progress_;
+}
+
+void Machine::EnqueueTensor(Cluster& cluster, Cta& cta, Task task) { cluster.queues[cta.rank].push_back(std::move(task)); }
+
+void Machine::TcCp(Context& c) {
+  const Site site = c.site(*this);
+  if (c.mask & (c.mask - 1)) Fail("protocol", site, "several lanes issue tcgen05.cp");
+  const int lane = __builtin_ctz(c.mask);
+  Cta& cta = *c.warp.cta;
+  const bool pair = c.instr.has(k_pair);
+  TmemOf(site, cta, pair ? 2 : 1);
+  const std::vector<Cta*> targets = Pair(site, cta, pair);
+  const uint32_t address = static_cast<uint32_t>(Address(c, 0, lane));
+  const uint64_t descriptor = Value(c, 1, lane);
+  AsyncOp op;
+  op.cluster = cta.cluster->number;
+  op.agent = cta.tensor_agent;
+  op.clock = ++cta.tensor_clock;
+  if (options_.races) {
+    op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
+    op.clocks->Know(op.agent, op.clock);
+    Tick(c.warp);
+  }
+  const uint32_t pc = c.fragment.pc;
+  EnqueueTensor(*cta.cluster, cta, {[=, this] {
+                                      const Actor actor = AsyncActor(op, pc, false);
+                                      const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
+                                      const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+                                      if (descriptor >> 61 != 0) {
+                                        Fail("unsupported", site, "tcgen05.cp from swizzled shared memory");
+                                      }
+                                      for (Cta* target : targets) {
+                                        Tmem& tmem = TmemOf(site, *target, 0);
+                                        const uint32_t column = ColumnOf(address);
+                                        TouchTmem(site, *target, 0, kLanes, column, 4, actor, true);
+                                        for (uint32_t row = 0; row < 32; ++row) {
+                                          uint32_t words[4];
+                                          const SharedPlace place =
+                                              Shared(site, *target->cluster,
+                                                     target->rank << kRankShift | (start + row % 8 * 16 + row / 8 * stride),
+                                                     16, 16);
+                                          ReadShared(site, *place.cta, place.offset, 16, actor, words);
+                                          for (uint32_t lane_at = row; lane_at < kLanes; lane_at += 32) {
+                                            const size_t at = lane_at * kColumns + column;
+                                            std::memcpy(&tmem.words[at], words, 16);
+                                            std::memset(&tmem.written[at], 1, 4);
+                                          }
+                                        }
+                                      }
+                                      ++progress_;
+                                    },
+                                    site, 0});
+}
+
+void Machine::TcMma(Context& c) {
+  const Instr& i = c.instr;
+  const Site site = c.site(*this);
+  if (c.mask & (c.mask - 1)) Fail("protocol", site, "several lanes issue tcgen05.mma");
+  const int lane = __builtin_ctz(c.mask);
+  Cta& cta = *c.warp.cta;
+  const bool pair = i.has(k_pair);
+  TmemOf(site, cta, pair ? 2 : 1);
+  const std::vector<Cta*> targets = Pair(site, cta, pair);
+  if (pair && cta.rank % 2 != 0) Fail("protocol", site, "the odd CTA of a pair issues tcgen05.mma");
+  const uint32_t d = static_cast<uint32_t>(Address(c, 0, lane));
+  const uint64_t a = i.has(k_a_in_tmem) ? Address(c, 1, lane) : Value(c, 1, lane), b = Value(c, 2, lane);
+  const InstructionDescriptor description{static_cast<uint32_t>(Value(c, 3, lane))};
+  const bool accumulates = *Source<uint32_t>(c, 4) >> lane & 1;
+  const MmaKind kind = static_cast<MmaKind>(i.variant);
+  if (i.extra != 0) Fail("unsupported", site, "products with block scales");
+  if (i.has(k_a_in_tmem)) Fail("unsupported", site, "A in TMEM");
+  for (int j = 0; j < i.count && 5 + j < i.operands; ++j) {
+    if (Value(c, 5 + j, lane) != 0) Fail("unsupported", site, "lanes of the result are left out");
+  }
+  const auto format = [&](uint32_t code) {
+    switch (kind) {
+      case MmaKind::f16:
+        if (code <= 1) return code == 1 ? Format::bf16 : Format::f16;
+        break;
+      case MmaKind::tf32:
+        if (code == 2) return Format::tf32;
+        break;
+      case MmaKind::f8f6f4:
+        if (code <= 1) return code == 0 ? Format::e4m3 : Format::e5m2;
+        break;
+      case MmaKind::i8:
+        if (code <= 1) return code == 0 ? Format::u8 : Format::s8;
+        break;
+      default: break;
+    }
+    Fail("unsupported", site, Text("operands of format %u", code));
+  };
+  const Format a_format = format(description.Field(7, 3)), b_format = format(description.Field(10, 3));
+  const int parts = static_cast<int>(targets.size()), m = description.m(), n = description.n(), own_m = m / parts;
+  const bool shape_ok = pair ? (m == 128 || m == 256) : (m == 64 || m == 128);
+  const int n_step = m / parts == 64 && !pair ? 8 : pair ? 32 : 16;
+  if (!shape_ok || n < n_step || n > 256 || n % (n_step == 32 ? 16 : n_step) != 0) {
+    Fail("protocol", site, Text("a product of %d x %d", m, n));
+  }
+  if (description.Field(2, 1) != 0) Fail("unsupported", site, "sparse products");
+  const uint32_t result = description.Field(4, 2);
+  if ((kind == MmaKind::i8) != (result == 2) || result > 2) Fail("protocol", site, "no such format of the result");
+  AsyncOp op;
+  op.cluster = cta.cluster->number;
+  op.agent = cta.tensor_agent;
+  op.clock = ++cta.tensor_clock;
+  if (options_.races) {
+    op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
+    op.clocks->Know(op.agent, op.clock);
+    Tick(c.warp);
+  }
+  const uint32_t pc = c.fragment.pc;
+  EnqueueTensor(
+      *cta.cluster, cta,
+      {[=, this] {
+         const Actor actor = AsyncActor(op, pc, false);
+         const int k = 32 / BytesOf(a_format);
+         const int b_rows = n / parts;
+         std::vector<float> whole_b(static_cast<size_t>(k) * n);
+         Tile tile;
+         for (int v = 0; v < parts; ++v) {
+           LoadTile(site, *targets[v], {b, b_rows, k, b_format, description.Field(16, 1) != 0}, actor, tile);
+           for (int depth = 0; depth < k; ++depth) {
+             std::copy_n(tile.values.begin() + depth * b_rows, b_rows, whole_b.begin() + depth * n + v * b_rows);
+           }
+         }
+         const bool negative = description.Field(13, 1) != description.Field(14, 1);
+         for (int v = 0; v < parts; ++v) {
+           Cta& target = *targets[v];
+           Tmem& tmem = TmemOf(site, target, 0);
+           LoadTile(site, target, {a, own_m, k, a_format, description.Field(15, 1) != 0}, actor, tile);
+           std::vector<float> sums(static_cast<size_t>(own_m) * n, 0.0f);
+           MultiplyAdd(tile.values.data(), own_m, whole_b.data(), n, k, own_m, n, sums.data());
+           // Where the rows and columns of the result lie.
+           const bool halves = pair && own_m == 64, scattered = !pair && own_m == 64;
+           const uint32_t columns = static_cast<uint32_t>(halves ? n / 2 : n), column = ColumnOf(d);
+           const uint32_t base_lane = LaneOf(d);
+           if (scattered ? base_lane != 0 && base_lane != 16 : base_lane != 0) {
+             Fail("protocol", site, Text("a result that begins at lane %u", base_lane));
+           }
+           if (scattered) {
+             for (uint32_t slab = 0; slab < 4; ++slab) {
+               if (accumulates) TouchTmem(site, target, 32 * slab + base_lane, 16, column, columns, actor, false);
+               TouchTmem(site, target, 32 * slab + base_lane, 16, column, columns, actor, true);
+             }
+           } else {
+             if (accumulates) TouchTmem(site, target, 0, kLanes, column, columns, actor, false);
+             TouchTmem(site, target, 0, kLanes, column, columns, actor, true);
+           }
+           for (int row = 0; row < own_m; ++row) {
+             for (int half = 0; half < (halves ? 2 : 1); ++half) {
+               const uint32_t at_lane = scattered ? static_cast<uint32_t>(row % 16 + 32 * (row / 16)) + base_lane
+                                                  : static_cast<uint32_t>(row + 64 * half);
+               const size_t at = at_lane * kColumns + column;
+               const float* from = sums.data() + static_cast<size_t>(row) * n + half * columns;
+               uint32_t* to = tmem.words.data() + at;
+               if (accumulates && std::memchr(tmem.written.data() + at, 0, columns) != nullptr) {
+                 Fail("uninitialised", site, Text("the result is added to lane %u of TMEM, which nothing wrote", at_lane));
+               }
+               for (uint32_t j = 0; j < columns; ++j) {
+                 const float sum = negative ? -from[j] : from[j];
+                 if (result == 1) {
+                   to[j] = BitCast<uint32_t>((accumulates ? BitCast<float>(to[j]) : 0.0f) + sum);
+                 } else if (result == 0) {
+                   to[j] = RoundToF16((accumulates ? HalfTable()[to[j] & 0xffff] : 0.0f) + sum);
+                 } else {
+                   to[j] = (accumulates ? to[j] : 0u) + static_cast<uint32_t>(static_cast<int32_t>(sum));
+                 }
+               }
+               std::memset(tmem.written.data() + at, 1, columns);
+             }
+           }
+         }
+         ++progress_;
+       },
+       site, 0});
+}
+
+void Machine::TcCommit(Context& c) {
+  const Site site = c.site(*this);
+  if (c.mask & (c.mask - 1)) Fail("protocol", site, "several lanes issue tcgen05.commit");
+  const int lane = __builtin_ctz(c.mask);
+  Cta& cta = *c.warp.cta;
+  Cluster& cluster = *cta.cluster;
+  TmemOf(site, cta, c.instr.has(k_pair) ? 2 : 1);
+  SharedPlace place;
+  Barrier(site, cluster, static_cast<uint32_t>(Address(c, 0, lane)), &place);
+  std::vector<Cta*> targets = {place.cta};
+  if (c.instr.has(k_multicast)) {
+    targets.clear();
+    const uint32_t mask = static_cast<uint32_t>(Value(c, 1, lane)) & 0xffff;
+    for (uint32_t rank = 0; rank < 16; ++rank) {
+      if (!(mask >> rank & 1)) continue;
+      if (rank >= cluster.ctas.size()) Fail("out-of-bounds", site, Text("mask %#x in a cluster of %zu", mask, cluster.ctas.size()));
+      targets.push_back(cluster.ctas[rank].get());
+    }
+  }
+  AsyncOp op;
+  op.agent = cta.tensor_agent;
+  op.clock = cta.tensor_clock;
+  op.thread = c.warp.agent + static_cast<uint32_t>(lane);
+  if (options_.races) op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
+  EnqueueTensor(cluster, cta, {[=, this, &cluster] {
+                                 for (Cta* target : targets) {
+                                   SharedPlace found;
+                                   Mbarrier& barrier =
+                                       Barrier(site, cluster, target->rank << kRankShift | place.offset, &found);
+                                   if (options_.races) {
+                                     CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                                     Signal(barrier, op);
+                                   }
+                                   Arrive(site, barrier, 1, found.offset);
+                                 }
+                               },
+                               site, 0});
+}
+
+void Machine::TcLoadStore(Context& c) {
+  const Instr& i = c.instr;
+  Warp& warp = c.warp;
+  const Site site = c.site(*this);
+  Tmem& tmem = TmemOf(site, *warp.cta, 0);
+  const bool loads = i.op() == Op::tc_ld;
+  const int lane = __builtin_ctz(c.mask), address_at = loads ? i.count : 0, first = loads ? 0 : 1;
+  const uint32_t address = static_cast<uint32_t>(Address(c, address_at, lane));
+  for (int l = 0; l < 32; ++l) {
+    if (c.mask >> l & 1 && static_cast<uint32_t>(Address(c, address_at, l)) != address) {
+      Fail("protocol", site, Text("lanes %d and %d have different TMEM addresses", lane, l));
+    }
+  }
+  const uint32_t base = LaneOf(address), column = ColumnOf(address);
+  const auto shape = static_cast<TmemShape>(i.variant);
+  const bool whole = shape == TmemShape::x32x32b;
+  const uint32_t own = 32 * (static_cast<uint32_t>(warp.id) % 4);
+  if (whole ? base != own : base != own && base != own + 16) {
+    Fail("protocol", site, Text("warp %d may touch lanes %u to %u of TMEM, the address has lane %u", warp.id, own,
+                                own + 31, base));
+  }
+  const uint32_t per = i.has(k_pack16) ? 2 : 1;
+  const auto place = [&](uint32_t t, uint32_t r, uint32_t& at_lane, uint32_t& at_column) {
+    switch (shape) {
+      case TmemShape::x32x32b: at_lane = t; at_column = r; break;
+      case TmemShape::x16x64b: at_lane = t / 4 + 8 * (t % 2); at_column = t / 2 % 2 + 2 * r; break;
+      case TmemShape::x16x128b: at_lane = t / 4 + 8 * (r & 1); at_column = t % 4 + 4 * (r >> 1); break;
+      case TmemShape::x16x256b:
+        at_lane = t / 4 + 8 * (r >> 1 & 1);
+        at_column = 2 * (t % 4) + (r & 1) + 8 * (r >> 2);
+        break;
+      case TmemShape::x16x32bx2:
+        at_lane = t % 16;
+        at_column = r + (t >= 16 ? static_cast<uint32_t>(i.extra) : 0);
+        break;
+    }
+    at_lane += base;
+    at_column = column + at_column * per;
+  };
+  uint32_t columns = 0;
+  for (uint32_t t = 0; t < 32; t += 31) {
+    uint32_t at_lane = 0, at_column = 0;
+    place(t, static_cast<uint32_t>(i.count) - 1, at_lane, at_column);
+    columns = std::max(columns, at_column + per - column);
+  }
+  // The warp acts as one: .sync.aligned. All of its lanes know of the access, and it relies on what all of them know.
+  Actor actor = LaneActor(c, lane);
+  actor.access.base = static_cast<uint16_t>(warp.wgmma_agent);
+  actor.access.lanes = 1;
+  actor.access.clock = static_cast<uint32_t>(++warp.issued);
+  Clocks known;
+  if (options_.races) {
+    known = warp.lanes[lane];
+    for (int l = 0; l < 32; ++l) {
+      if (c.mask >> l & 1) Meet(known, warp.lanes[l]);
+    }
+    known.Know(warp.wgmma_agent, actor.access.clock);
+    for (int l = 0; l < 32; ++l) warp.lanes[l].Know(warp.wgmma_agent, actor.access.clock);
+    actor.clocks = &known;
+  }
+  TouchTmem(site, *warp.cta, base, whole ? 32 : 16, column, columns, actor, !loads);
+  for (uint32_t r = 0; r < static_cast<uint32_t>(i.count); ++r) {
+    for (uint32_t t = 0; t < 32; ++t) {
+      uint32_t at_lane = 0, at_column = 0;
+      place(t, r, at_lane, at_column);
+      const size_t at = at_lane * kColumns + at_column;
+      const int operand = first + static_cast<int>(r);
+      if (loads) {
+        if (!tmem.written[at] || !tmem.written[at + per - 1]) {
+          Fail("uninitialised", site, Text("lane %u, column %u of TMEM was never written", at_lane, at_column));
+        }
+        Put(c, operand, static_cast<int>(t),
+            per == 1 ? tmem.words[at] : (tmem.words[at] & 0xffff) | tmem.words[at + 1] << 16);
+        continue;
+      }
+      const uint32_t value = static_cast<uint32_t>(Value(c, operand, static_cast<int>(t)));
+      if (per == 1) {
+        tmem.words[at] = value;
+      } else {
+        tmem.words[at] = value & 0xffff;
+        tmem.words[at + 1] = value >> 16;
+      }
+      tmem.written[at] = tmem.written[at + per - 1] = 1;
+    }
+  }
+}
+
+}  // namespace ptx

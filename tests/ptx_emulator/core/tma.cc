@@ -1,0 +1,537 @@
+// Bulk copies: through tensor maps, plain, and cluster launch control, which also answers by a bulk write.
+#include <algorithm>
+
+#include "machine.h"
+#include "numbers.h"
+#include "tensormap.h"
+
+namespace ptx {
+
+// An asynchronous operation starts: it knows what its thread knows, and gets an agent of its own.
+Machine::AsyncOp Machine::StartAsync(Context& c, int lane) {
+  Cluster& cluster = *c.warp.cta->cluster;
+  AsyncOp op;
+  op.cluster = cluster.number;
+  const uint32_t slot = cluster.next_slot++ % cluster.slot_clocks.size();
+  op.agent = cluster.first_slot + slot;
+  op.clock = cluster.slot_clocks[slot] + 1;
+  cluster.slot_clocks[slot] += 2;
+  if (options_.races) {
+    op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
+    op.clocks->Know(op.agent, op.clock + 1);
+    op.thread = c.warp.agent + static_cast<uint32_t>(lane);
+    Tick(c.warp);
+  }
+  return op;
+}
+
+// An operation that completes tells what it did, and what was known when it was issued: it came later than that.
+void Machine::Signal(Mbarrier& barrier, const AsyncOp& op) {
+  // What the issuing thread itself did is not among that: it has released nothing.
+  const uint32_t seen = barrier.current.seen[op.thread], fenced = barrier.current.fenced[op.thread];
+  Join(barrier.current, *op.clocks);
+  barrier.current.seen[op.thread] = seen;
+  barrier.current.fenced[op.thread] = fenced;
+  barrier.current.Know(op.agent, op.clock);
+}
+
+Actor Machine::AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t flags) const {
+  Actor actor;
+  actor.access.clock = op.clock + second;
+  actor.access.lanes = 1;
+  actor.access.pc_flags = pc | kAsync | flags | 15u << kBytesShift;
+  actor.access.base = static_cast<uint16_t>(op.agent);
+  actor.access.cluster = op.cluster;
+  actor.clocks = op.clocks.get();
+  return actor;
+}
+
+TensorMap Machine::ReadTensorMap(const Site& site, Cluster& cluster, uint64_t address) {
+  if (address % 64 != 0) Fail("misaligned", site, "a tensor map must lie at a multiple of 64 bytes");
+  uint8_t bytes[64];
+  Actor actor;
+  Clocks nobody;
+  Buffer* buffer = memory_.Find(address, 64);
+  if (buffer == nullptr) {
+    Fail("out-of-bounds", site, Text("no tensor map at %#llx: %s", static_cast<unsigned long long>(address),
+                                     memory_.Nearest(address).c_str()));
+  }
+  std::memcpy(bytes, reinterpret_cast<const void*>(address), 64);
+  (void)cluster;
+  const TensorMap map = DecodeTensorMap(bytes);
+  if (map.rank > 5 || map.element_bytes == 0) Fail("protocol", site, "this is no tensor map");
+  if (map.interleave != 0) Fail("unsupported", site, "a tensor map with interleaving");
+  if (map.fills_with_nan && map.format != 10) Fail("unsupported", site, "a tensor map that fills with NaN other than bf16");
+  if (map.atomicity > 1) Fail("unsupported", site, "a tensor map with this atomicity of its swizzle");
+  if (map.address % 16 != 0) Fail("misaligned", site, "a tensor map whose address is not a multiple of 16");
+  for (int i = 0; i < map.rank; ++i) {
+    if (map.steps[i] != 1) Fail("unsupported", site, "a tensor map with element strides");
+    if (map.box[i] > 256) Fail("protocol", site, "a box is longer than 256");
+  }
+  const uint64_t inner = uint64_t{map.box[0]} * map.element_bytes;
+  if (inner % 16 != 0) Fail("protocol", site, "the inner extent of a box is not a multiple of 16 bytes");
+  if (map.swizzle != 0 && inner > 16u << map.swizzle) {
+    Fail("protocol", site, Text("a box of %llu bytes is wider than its swizzle", static_cast<unsigned long long>(inner)));
+  }
+  return map;
+}
+
+namespace {
+
+constexpr uint16_t kFillNan = 0x7ff7;  // of bf16, measured on an H200
+
+// Elementwise reduction of `bytes` bytes into `to`.
+bool Reduce(Atomic how, int format, uint32_t bytes, uint8_t* to, const uint8_t* from) {
+  const auto each = [&](auto zero, auto combine) {
+    using T = decltype(zero);
+    for (uint32_t at = 0; at + sizeof(T) <= bytes; at += sizeof(T)) {
+      T a, b;
+      std::memcpy(&a, to + at, sizeof(T));
+      std::memcpy(&b, from + at, sizeof(T));
+      a = combine(a, b);
+      std::memcpy(to + at, &a, sizeof(T));
+    }
+    return true;
+  };
+  const auto number = [how](auto a, auto b) {
+    return static_cast<decltype(a)>(how == Atomic::add ? a + b : how == Atomic::min ? std::min(a, b) : std::max(a, b));
+  };
+  switch (format) {
+    case 2: return each(uint32_t{}, number);
+    case 3: return each(int32_t{}, number);
+    case 4: return each(uint64_t{}, number);
+    case 5: return each(int64_t{}, number);
+    case 6:
+      return each(uint16_t{}, [&](uint16_t a, uint16_t b) {
+        return static_cast<uint16_t>(RoundToF16(number(HalfTable()[a], HalfTable()[b])));
+      });
+    case 7:
+    case 8: return each(float{}, number);
+    case 10:
+      return each(uint16_t{}, [&](uint16_t a, uint16_t b) {
+        return static_cast<uint16_t>(RoundToBf16(
+            number(BitCast<float>(static_cast<uint32_t>(a) << 16), BitCast<float>(static_cast<uint32_t>(b) << 16))));
+      });
+    default: return false;
+  }
+}
+
+}  // namespace
+
+// Copies a box between global and shared memory, row by row of its innermost dimension. Elements outside of the tensor
+// become zeros in shared memory, and are left alone in global memory.
+void Machine::CopyBox(const Site& site, Cta& cta, const TensorMap& map, const std::array<int32_t, 5>& coords,
+                      uint32_t offset, const Actor& reader, const Actor& writer, bool load, int reduce) {
+  const uint32_t row_bytes = map.box[0] * map.element_bytes;
+  if (int64_t{coords[0]} * map.element_bytes / map.packed % 16 != 0) {
+    Fail("misaligned", site, Text("the innermost coordinate %d is not at a multiple of 16 bytes", coords[0]));
+  }
+  const int64_t first = coords[0] / map.packed;
+  const int64_t skip = std::clamp<int64_t>(-first, 0, map.box[0]);
+  const int64_t stop = std::clamp<int64_t>(static_cast<int64_t>(map.dims[0]) - first, skip, map.box[0]);
+  uint32_t rows = 1;
+  for (int i = 1; i < map.rank; ++i) rows *= map.box[i];
+  std::vector<uint8_t> row(row_bytes), old(row_bytes);
+  for (uint32_t r = 0; r < rows; ++r) {
+    bool inside = stop > skip;
+    uint64_t address = map.address + static_cast<uint64_t>(first + skip) * map.element_bytes;  // modulo 2^64
+    uint32_t rest = r;
+    for (int i = 1; i < map.rank; ++i) {
+      const int64_t at = int64_t{coords[i]} + rest % map.box[i];
+      rest /= map.box[i];
+      inside = inside && at >= 0 && static_cast<uint64_t>(at) < map.dims[i];
+      address += static_cast<uint64_t>(at) * map.strides[i];
+    }
+    const uint32_t at = offset + r * row_bytes;
+    const uint32_t begin = static_cast<uint32_t>(skip) * map.element_bytes;
+    uint32_t bytes = inside ? static_cast<uint32_t>(stop - skip) * map.element_bytes : 0;
+    if (load) {
+      std::memset(row.data(), 0, row_bytes);
+      if (map.fills_with_nan) {
+        for (uint32_t i = 0; i < row_bytes; i += 2) std::memcpy(row.data() + i, &kFillNan, 2);
+      }
+      if (bytes != 0) ReadGlobal(site, *cta.cluster, address, bytes, reader, row.data() + begin);
+      for (uint32_t chunk = 0; chunk < row_bytes; chunk += 16) {
+        WriteShared(site, cta, Swizzle(at + chunk, map.swizzle, map.atomicity), 16, writer, row.data() + chunk);
+      }
+      continue;
+    }
+    if (bytes == 0) continue;
+    // Plain stores are cut off at the end of a row by 16 bytes, not by element: measured on an H200.
+    if (reduce < 0) bytes = (begin + bytes + 15) / 16 * 16 - begin;
+    for (uint32_t chunk = begin / 16 * 16; chunk < begin + bytes; chunk += 16) {
+      ReadShared(site, cta, Swizzle(at + chunk, map.swizzle, map.atomicity), 16, reader, row.data() + chunk);
+    }
+    if (reduce >= 0) {
+      ReadGlobal(site, *cta.cluster, address, bytes, writer, old.data());
+      if (!Reduce(static_cast<Atomic>(reduce), map.format, bytes, old.data(), row.data() + begin)) {
+        Fail("unsupported", site, "a reduction of this format");
+      }
+      WriteGlobal(site, *cta.cluster, address, bytes, writer, old.data());
+    } else {
+      WriteGlobal(site, *cta.cluster, address, bytes, writer, row.data() + begin);
+    }
+  }
+}
+
+void Machine::TmaLoad(Context& c) {
+  const Instr& i = c.instr;
+  Cluster& cluster = *c.warp.cta->cluster;
+  for (uint32_t left = c.mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    Site site = c.site(*this);
+    site.lanes = 1u << lane;
+    const TensorMap map = ReadTensorMap(site, cluster, Value(c, 1, lane));
+    if (map.rank != i.count) Fail("protocol", site, Text("the tensor map has rank %d", map.rank));
+    std::array<int32_t, 5> coords{};
+    for (int d = 0; d < i.count; ++d) coords[d] = static_cast<int32_t>(Value(c, 2 + d, lane));
+    const uint64_t bytes = map.BoxBytes();
+    const int barrier_at = 2 + i.count;
+    const uint32_t to = static_cast<uint32_t>(Address(c, 0, lane));
+    const SharedPlace place = Shared(site, cluster, to, static_cast<uint32_t>(bytes), 128);
+    SharedPlace barrier_place;
+    Barrier(site, cluster, static_cast<uint32_t>(Address(c, barrier_at, lane)), &barrier_place);
+    std::vector<Cta*> targets = {place.cta};
+    if (i.has(k_multicast)) {
+      targets.clear();
+      const uint32_t mask = static_cast<uint32_t>(Value(c, barrier_at + 1, lane)) & 0xffff;
+      for (uint32_t rank = 0; rank < 16; ++rank) {
+        if (!(mask >> rank & 1)) continue;
+        if (rank >= cluster.ctas.size()) {
+          Fail("out-of-bounds", site, Text("multicast mask %#x names CTA %u of a cluster of %zu", mask, rank,
+                                           cluster.ctas.size()));
+        }
+        targets.push_back(cluster.ctas[rank].get());
+      }
+    } else if (!i.has(k_pair) && barrier_place.cta != place.cta) {
+      Fail("protocol", site, "the mbarrier is in another CTA than the destination");
+    }
+    for (Cta* target : targets) {
+      Cta* signalled = target;
+      if (i.has(k_pair)) {
+        signalled = i.has(k_multicast)
+                        ? cluster.ctas[(target->rank & ~1u) | (barrier_place.cta->rank & 1u)].get()
+                        : barrier_place.cta;
+      }
+      const AsyncOp op = StartAsync(c, lane);
+      const uint32_t pc = c.fragment.pc, barrier_offset = barrier_place.offset, offset = place.offset;
+      cluster.tasks.push_back(
+          {[=, this, &cluster] {
+             const Actor actor = AsyncActor(op, pc, false);
+             CopyBox(site, *target, map, coords, offset, actor, actor, true, -1);
+             SharedPlace found;
+             Mbarrier& barrier =
+                 Barrier(site, cluster, signalled->rank << kRankShift | barrier_offset, &found);
+             if (options_.races) {
+               CheckBarrierUse(site, barrier, *op.clocks, true, barrier_offset);
+               Signal(barrier, op);
+             }
+             CompleteBytes(site, barrier, static_cast<int64_t>(bytes), barrier_offset);
+           },
+           site, 0});
+    }
+  }
+}
+
+void Machine::TmaStore(Context& c) {
+  const Instr& i = c.instr;
+  Cluster& cluster = *c.warp.cta->cluster;
+  // Stores of all lanes of a warp are one: the compiler merges them. Reductions are one for each lane. (H200)
+  const int lane = __builtin_ctz(c.mask);
+  const Site site = c.site(*this);
+  const int times = i.has(k_reduce) ? __builtin_popcount(c.mask) : 1;
+  for (int l = lane; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    for (int d = 0; d < i.operands; ++d) {
+      if (Value(c, d, l) != Value(c, d, lane)) {
+        Fail("protocol", site, Text("lanes %d and %d store with different operands", lane, l));
+      }
+    }
+  }
+  const TensorMap map = ReadTensorMap(site, cluster, Value(c, 0, lane));
+  if (map.rank != i.count) Fail("protocol", site, Text("the tensor map has rank %d", map.rank));
+  std::array<int32_t, 5> coords{};
+  for (int d = 0; d < i.count; ++d) coords[d] = static_cast<int32_t>(Value(c, 1 + d, lane));
+  const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 1 + i.count, lane)),
+                                   static_cast<uint32_t>(map.BoxBytes()), 128);
+  if (place.cta != c.warp.cta) Fail("protocol", site, "a store from the shared memory of another CTA");
+  const AsyncOp op = StartAsync(c, lane);
+  auto bulk = std::make_shared<BulkOp>();
+  bulk->agent = op.agent;
+  bulk->pc = c.fragment.pc;
+  bulk->read_clock = op.clock;
+  bulk->write_clock = op.clock + 1;
+  c.warp.open_group.lanes |= c.mask;
+  c.warp.open_group.ops.push_back(bulk);
+  const uint32_t pc = c.fragment.pc;
+  const int reduce = i.has(k_reduce) ? i.variant : -1;
+  Cta* cta = c.warp.cta;
+  cluster.tasks.push_back(
+      {[=, this] {
+         const Actor reader = AsyncActor(op, pc, false);
+         const Actor writer = AsyncActor(op, pc, true, reduce >= 0 ? kAtomic : 0);
+         for (int t = 0; t < times; ++t) {
+           CopyBox(site, *cta, map, coords, place.offset, reader, writer, false, reduce);
+         }
+         bulk->read = bulk->done = true;
+         ++progress_;
+       },
+       site, 0});
+}
+
+// Stores of a warp's lanes into the shared memory of a cluster, which tell an mbarrier when they are done. They are of
+// the generic proxy; the lanes of one instruction are one operation.
+void Machine::StoreAsync(Context& c) {
+  const Instr& i = c.instr;
+  Cluster& cluster = *c.warp.cta->cluster;
+  const Site site = c.site(*this);
+  const uint32_t size = static_cast<uint32_t>(i.bits / 8), bytes = size * static_cast<uint32_t>(i.count);
+  struct Store {
+    SharedPlace place;
+    uint32_t barrier;
+    std::array<uint8_t, 16> data;
+  };
+  std::vector<Store> stores;
+  for (int l = 0; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    Store store;
+    store.place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 0, l)), bytes, bytes);
+    store.barrier = static_cast<uint32_t>(Address(c, 1 + i.count, l));
+    SharedPlace barrier_place;
+    Barrier(site, cluster, store.barrier, &barrier_place);
+    if (barrier_place.cta != store.place.cta) Fail("protocol", site, "the mbarrier is in another CTA than the destination");
+    for (int j = 0; j < i.count; ++j) {
+      const uint64_t value = Value(c, 1 + j, l);
+      std::memcpy(store.data.data() + j * size, &value, size);
+    }
+    stores.push_back(store);
+  }
+  const AsyncOp op = StartAsync(c, __builtin_ctz(c.mask));
+  if (options_.races) {
+    // What all of the lanes know.
+    for (int l = 0; l < 32; ++l) {
+      if (c.mask >> l & 1) Meet(*op.clocks, c.warp.lanes[l]);
+    }
+    op.clocks->Know(op.agent, op.clock + 1);
+  }
+  const uint32_t pc = c.fragment.pc;
+  cluster.tasks.push_back({[=, this, &cluster] {
+                             Actor actor = AsyncActor(op, pc, false);
+                             actor.access.pc_flags &= ~kAsync;
+                             for (const Store& store : stores) {
+                               WriteShared(site, *store.place.cta, store.place.offset, bytes, actor, store.data.data());
+                             }
+                             for (const Store& store : stores) {
+                               SharedPlace found;
+                               Mbarrier& barrier = Barrier(site, cluster, store.barrier, &found);
+                               if (options_.races) {
+                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                                 Signal(barrier, op);
+                               }
+                               CompleteBytes(site, barrier, bytes, found.offset);
+                             }
+                           },
+                           site, 0});
+}
+
+void Machine::BulkLoad(Context& c) {
+  Cluster& cluster = *c.warp.cta->cluster;
+  for (uint32_t left = c.mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    Site site = c.site(*this);
+    site.lanes = 1u << lane;
+    const uint32_t bytes = static_cast<uint32_t>(Value(c, 2, lane));
+    const uint64_t from = Address(c, 1, lane);
+    if (bytes % 16 != 0 || from % 16 != 0) Fail("misaligned", site, "bulk copies go by multiples of 16 bytes");
+    const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 0, lane)), bytes, 16);
+    const uint32_t barrier_address = static_cast<uint32_t>(Address(c, 3, lane));
+    SharedPlace barrier_place;
+    Barrier(site, cluster, barrier_address, &barrier_place);
+    const AsyncOp op = StartAsync(c, lane);
+    const uint32_t pc = c.fragment.pc;
+    cluster.tasks.push_back({[=, this, &cluster] {
+                               const Actor actor = AsyncActor(op, pc, false);
+                               std::vector<uint8_t> data(bytes);
+                               ReadGlobal(site, cluster, from, bytes, actor, data.data());
+                               WriteShared(site, *place.cta, place.offset, bytes, actor, data.data());
+                               SharedPlace found;
+                               Mbarrier& barrier = Barrier(site, cluster, barrier_address, &found);
+                               if (options_.races) {
+                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                                 Signal(barrier, op);
+                               }
+                               CompleteBytes(site, barrier, bytes, found.offset);
+                             },
+                             site, 0});
+  }
+}
+
+void Machine::BulkStore(Context& c) {
+  Cluster& cluster = *c.warp.cta->cluster;
+  for (uint32_t left = c.mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    Site site = c.site(*this);
+    site.lanes = 1u << lane;
+    const uint32_t bytes = static_cast<uint32_t>(Value(c, 2, lane));
+    const uint64_t to = Address(c, 0, lane);
+    if (bytes % 16 != 0 || to % 16 != 0) Fail("misaligned", site, "bulk copies go by multiples of 16 bytes");
+    const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 1, lane)), bytes, 16);
+    const AsyncOp op = StartAsync(c, lane);
+    auto bulk = std::make_shared<BulkOp>();
+    bulk->agent = op.agent;
+    bulk->pc = c.fragment.pc;
+    bulk->read_clock = op.clock;
+    bulk->write_clock = op.clock + 1;
+    c.warp.open_group.lanes |= 1u << lane;
+    c.warp.open_group.ops.push_back(bulk);
+    const uint32_t pc = c.fragment.pc;
+    cluster.tasks.push_back({[=, this, &cluster] {
+                               std::vector<uint8_t> data(bytes);
+                               ReadShared(site, *place.cta, place.offset, bytes, AsyncActor(op, pc, false), data.data());
+                               WriteGlobal(site, cluster, to, bytes, AsyncActor(op, pc, true), data.data());
+                               bulk->read = bulk->done = true;
+                               ++progress_;
+                             },
+                             site, 0});
+  }
+}
+
+void Machine::BulkCommit(Context& c) {
+  BulkGroup group;
+  group.lanes = c.mask;
+  if ((c.warp.open_group.lanes & ~c.mask) == 0) {
+    std::swap(group.ops, c.warp.open_group.ops);
+    c.warp.open_group.lanes = 0;
+  } else if ((c.warp.open_group.lanes & c.mask) != 0) {
+    Fail("unsupported", c.site(*this), "lanes of a warp commit the same copies in different places");
+  }
+  c.warp.groups.push_back(std::move(group));
+}
+
+Step Machine::BulkWait(Context& c) {
+  const int lane = __builtin_ctz(c.mask);
+  const uint32_t pending = static_cast<uint32_t>(Value(c, 0, lane));
+  const bool reading = c.instr.has(k_read);
+  uint32_t newer = 0;
+  std::vector<BulkGroup*> waited;
+  for (auto group = c.warp.groups.rbegin(); group != c.warp.groups.rend(); ++group) {
+    if (!(group->lanes & c.mask)) continue;
+    if (newer++ >= pending) waited.push_back(&*group);
+  }
+  for (BulkGroup* group : waited) {
+    for (const auto& op : group->ops) {
+      if (!(reading ? op->read : op->done)) {
+        c.fragment.wait = {Wait::kBulkGroups, c.warp.cta, pending, reading};
+        return Step::kBlocked;
+      }
+    }
+  }
+  for (BulkGroup* group : waited) {
+    for (const auto& op : group->ops) op->waited = true;
+  }
+  if (options_.races) {
+    for (BulkGroup* group : waited) {
+      for (const auto& op : group->ops) {
+        for (int l = 0; l < 32; ++l) {
+          if (c.mask & group->lanes & 1u << l) c.warp.lanes[l].Know(op->agent, reading ? op->read_clock : op->write_clock);
+        }
+      }
+    }
+  }
+  // Groups that are over long ago are of no interest, unless somebody waits for their writes much later.
+  while (c.warp.groups.size() > 256) c.warp.groups.pop_front();
+  return Step::kNext;
+}
+
+void Machine::TensorMapReplace(Context& c) {
+  const Instr& i = c.instr;
+  const Site site = c.site(*this);
+  Cluster& cluster = *c.warp.cta->cluster;
+  for (uint32_t left = c.mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    uint64_t address = Address(c, 0, lane);
+    const Actor actor = LaneActor(c, lane);
+    const Space space = Resolve(c, address);
+    uint64_t w[8];
+    SharedPlace place{};
+    if (space == Space::shared) {
+      place = Shared(site, cluster, static_cast<uint32_t>(address), 64, 128);
+      ReadShared(site, *place.cta, place.offset, 64, actor, w);
+    } else {
+      ReadGlobal(site, cluster, address, 64, actor, w);
+    }
+    const uint64_t value = Value(c, 1, lane);
+    const auto set = [&](int word, int at, int width, uint64_t to) {
+      const uint64_t mask = ((width == 64 ? 0 : uint64_t{1} << width) - 1) << at;
+      w[word] = (w[word] & ~mask) | (to << at & mask);
+    };
+    const int ord = i.extra;
+    switch (static_cast<MapField>(i.variant)) {
+      case MapField::global_address: w[0] = value; break;
+      case MapField::global_dim: {
+        constexpr int kWord[5] = {4, 4, 5, 5, 6}, kAt[5] = {0, 32, 0, 32, 0};
+        set(kWord[ord], kAt[ord], 32, value - 1);
+        break;
+      }
+      case MapField::global_stride: {
+        if (value % 16 != 0) Fail("misaligned", site, "a stride that is not a multiple of 16");
+        constexpr int kWord[4] = {1, 2, 2, 3}, kAt[4] = {32, 0, 32, 0};
+        set(kWord[ord], kAt[ord], 32, value >> 4);
+        set(3, 32 + 4 * ord, 4, value >> 36);
+        break;
+      }
+      case MapField::box_dim: {
+        constexpr int kWord[5] = {6, 7, 7, 7, 7}, kAt[5] = {56, 0, 8, 16, 24};
+        set(kWord[ord], kAt[ord], 8, value - 1);
+        break;
+      }
+      default: Fail("unsupported", site, "this field of a tensor map");
+    }
+    if (space == Space::shared) {
+      WriteShared(site, *place.cta, place.offset, 64, actor, w);
+    } else {
+      WriteGlobal(site, cluster, address, 64, actor, w);
+    }
+  }
+}
+
+// Takes a cluster that has not started. The response is a bulk write of 16 bytes.
+void Machine::TryCancel(Context& c) {
+  Cluster& cluster = *c.warp.cta->cluster;
+  const int lane = __builtin_ctz(c.mask);
+  Site site = c.site(*this);
+  if (c.mask & (c.mask - 1)) Fail("protocol", site, "several lanes ask for a cluster at once");
+  const uint32_t to = static_cast<uint32_t>(Address(c, 0, lane)), signal = static_cast<uint32_t>(Address(c, 1, lane));
+  const SharedPlace place = Shared(site, cluster, to, 16, 16);
+  SharedPlace barrier_place;
+  Barrier(site, cluster, signal, &barrier_place);
+  std::array<uint32_t, 4> response{};
+  if (!waiting_.empty()) {
+    const Dim3 next = waiting_.front();
+    waiting_.pop_front();
+    response = {next.x * options_.cluster.x, next.y * options_.cluster.y, next.z * options_.cluster.z, 1};
+  }
+  std::vector<Cta*> targets = {place.cta};
+  if (c.instr.has(k_multicast)) {
+    targets.clear();
+    for (const auto& cta : cluster.ctas) targets.push_back(cta.get());
+  }
+  for (Cta* target : targets) {
+    const AsyncOp op = StartAsync(c, lane);
+    const uint32_t pc = c.fragment.pc;
+    cluster.tasks.push_back({[=, this, &cluster] {
+                               WriteShared(site, *target, place.offset, 16, AsyncActor(op, pc, false), response.data());
+                               SharedPlace found;
+                               Mbarrier& barrier = Barrier(
+                                   site, cluster, target->rank << kRankShift | barrier_place.offset, &found);
+                               if (options_.races) {
+                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                                 Signal(barrier, op);
+                               }
+                               CompleteBytes(site, barrier, 16, found.offset);
+                             },
+                             site, 0});
+  }
+}
+
+}  // namespace ptx

@@ -1,0 +1,246 @@
+"""The project's kernels for the emulator: an object with the PTX of the very same compilation, and a launch of it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import importlib.util
+import operator
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_ggemm import cute, objects
+from jax_ggemm.files import write_whole
+from jax_ggemm.kernel.config import KernelSpec
+from jax_ggemm.products import Call, Operands
+from ptx_emulator import native, parser
+from ptx_emulator.emulator import Checks, EmulationError, Fault, Launch, Report, emulate
+from ptx_emulator.host_object import HostLaunch, HostObject
+from ptx_emulator.memory import Memory, empty
+
+PREFIX = "jax_ggemm"
+"""What kernel/build.py calls the function in every object."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledKernel:
+    """What one compilation gave."""
+
+    data: bytes
+    ptx: str
+
+    @functools.cached_property
+    def host(self) -> HostObject:
+        """Its host code, ready to run."""
+        return HostObject(self.data, PREFIX)
+
+    def launch(
+        self,
+        arguments: list[Any],
+        memory: Memory,
+        *,
+        ptx: str | None = None,
+        seed: int = 0,
+        checks: Checks | None = None,
+        raises: bool = True,
+    ) -> tuple[HostLaunch, Report]:
+        """Runs the host code, and emulates the one launch that it asks for.
+
+        Args:
+          arguments: of the host code, from the stream on, as ctypes values.
+          memory: what the kernel may touch.
+          ptx: instead of the object's own, for a mutation of it.
+          seed: of the order of events.
+          checks: what is looked for.
+          raises: whether faults raise.
+
+        Returns:
+          The launch, and what the emulator says.
+        """
+        text = self.ptx if ptx is None else ptx
+        done: list[tuple[HostLaunch, Report]] = []
+
+        def on_launch(asked: HostLaunch) -> None:
+            if asked.shared_bytes > asked.allowed_shared_bytes:
+                raise AssertionError(
+                    f"{asked.kernel} is launched with {asked.shared_bytes} bytes of shared memory, and allowed "
+                    f"{asked.allowed_shared_bytes}"
+                )
+            sizes = [param.size for param in parser.parse(text)[asked.kernel].params]
+            launch = Launch(asked.grid, asked.block, asked.cluster, asked.shared_bytes, asked.params(sizes))
+            report = emulate(text, launch, memory, kernel=asked.kernel, seed=seed, checks=checks, raises=raises)
+            done.append((asked, report))
+
+        self.host.run(arguments, on_launch)
+        if len(done) != 1:
+            raise AssertionError(f"the host code made {len(done)} launches instead of one")
+        return done[0]
+
+
+def _path(spec: KernelSpec, arch: str) -> Path:
+    return native.cache_directory() / f"kernel-{objects.key(spec, arch)}.pickle"
+
+
+def compile_all(specs: Iterable[KernelSpec], arch: str) -> None:
+    """Compiles what this user's cache lacks, in one process."""
+    missing = [spec for spec in dict.fromkeys(specs) if not _path(spec, arch).exists()]
+    for spec, built in zip(missing, objects.build_all(missing, arch) if missing else (), strict=True):
+        content = pickle.dumps((built.data, built.ptx))
+        write_whole(_path(spec, arch), operator.methodcaller("write", content))
+
+
+@functools.cache
+def compiled(spec: KernelSpec, arch: str) -> CompiledKernel:
+    """A kernel's object and PTX, from this user's cache or compiled now, which needs the CuTe DSL."""
+    compile_all([spec], arch)
+    return CompiledKernel(*pickle.loads(_path(spec, arch).read_bytes()))
+
+
+def arguments(
+    spec: KernelSpec, arrays: Mapping[str, np.ndarray], out: np.ndarray, multiprocessors: int
+) -> list[ctypes._SimpleCData]:
+    """What the custom call passes to a kernel's host code (ffi/cuda_handler.cc).
+
+    Args:
+      spec: the kernel.
+      arrays: lhs, rhs, group_sizes, group_offset and maybe bias, each with one batch axis in front.
+      out: the result, with its batch axis.
+      multiprocessors: as many blocks are launched.
+
+    Returns:
+      The stream, the pointers and the extents.
+    """
+    lhs, rhs, sizes = arrays["lhs"], arrays["rhs"], arrays["group_sizes"]
+    bias = arrays.get("bias")
+    ragged = spec.product.rows_are_ragged
+    weights = rhs.shape if ragged else out.shape
+    batch, m = out.shape[0], lhs.shape[1]
+
+    def step(length: int, per_element: int) -> int:
+        return per_element if length == batch and batch > 1 else 0
+
+    extents = [
+        m,
+        weights[2],
+        weights[3],
+        sizes.shape[1],
+        weights[1],
+        batch,
+        step(lhs.shape[0], m),
+        step(rhs.shape[0], weights[1] if ragged else m),
+        step(1 if bias is None else bias.shape[0], weights[1]),
+        multiprocessors,
+    ]
+    pointers = [lhs, rhs, sizes, arrays["group_offset"], out if bias is None else bias, out]
+    return [
+        ctypes.c_void_p(0),
+        *(ctypes.c_void_p(array.ctypes.data) for array in pointers),
+        *map(ctypes.c_int32, extents),
+    ]
+
+
+def run(
+    spec: KernelSpec,
+    arch: str,
+    arrays: Mapping[str, np.ndarray],
+    out_shape: tuple[int, ...],
+    *,
+    multiprocessors: int = 4,
+    seed: int = 0,
+    checks: Checks | None = None,
+) -> tuple[np.ndarray, Report]:
+    """Emulates one kernel, as the custom call would launch it.
+
+    Args:
+      spec: the kernel.
+      arch: what it is compiled for.
+      arrays: see `arguments`.
+      out_shape: of the result, with its batch axis.
+      multiprocessors: as many blocks are launched.
+      seed: of the order of events.
+      checks: what is looked for.
+
+    Returns:
+      The result and the report.
+
+    Raises:
+      EmulationError: for a fault; also where a byte of the result was not written.
+      AssertionError: where the launch has another amount of shared memory than the stage plan.
+    """
+    kernel = compiled(spec, arch)
+    memory = Memory()
+    for name, array in arrays.items():
+        memory.add(name, array)
+    out = empty(out_shape, spec.out_dtype)
+    memory.add("out", out, writable=True, initialised=False)
+    launch, report = kernel.launch(arguments(spec, arrays, out, multiprocessors), memory, seed=seed, checks=checks)
+    if launch.shared_bytes != spec.shared_memory_bytes:
+        raise AssertionError(
+            f"{launch.shared_bytes} bytes of shared memory are launched, the plan has {spec.shared_memory_bytes}: {spec}"
+        )
+    unwritten = memory.unwritten("out")
+    if unwritten:
+        message = f"{unwritten} of {out.nbytes} bytes of the result were never written"
+        raise EmulationError(dataclasses.replace(report, faults=(Fault("unwritten", message, launch.kernel, "", 0),)))
+    return out, report
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulated:
+    """What `implementation=` takes to run every kernel in the emulator: the calls and kernels of a GPU of `arch`."""
+
+    arch: str
+    multiprocessors: int = 4
+    seed: int = 0
+    checks: Checks = Checks()
+    name: str = "ptx_emulator"
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """As `cute.Targets`."""
+        return (self.arch,)
+
+    def unavailable(self, spec: KernelSpec, arch: str) -> str | None:
+        """Why a kernel cannot be had, or None where it can."""
+        del spec, arch
+        return None if importlib.util.find_spec("cutlass") else "the CuTe DSL is not installed"
+
+    def call(self, specs: Mapping[str, KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
+        """Stands for the custom call."""
+        spec = specs[self.arch]
+        compiled(spec, self.arch)  # not during the callback
+        names = ("lhs", "rhs", "group_sizes", "group_offset", "bias")[: len(arrays)]
+
+        def emulated(*values: Any) -> np.ndarray:
+            given = {name: np.ascontiguousarray(value) for name, value in zip(names, values, strict=True)}
+            checks, seed, shape = self.checks, self.seed, result.shape
+            return run(spec, self.arch, given, shape, multiprocessors=self.multiprocessors, seed=seed, checks=checks)[0]
+
+        return jax.pure_callback(emulated, result, *arrays)
+
+    def unsupported(self, call: Call, operands: Operands) -> str | None:
+        """Why the kernels cannot take the call, or None where they can."""
+        return cute.unsupported(call, operands, self)
+
+    def __call__(self, call: Call, operands: Operands) -> jax.Array:
+        """Runs the product."""
+        return cute.grouped_product(call, operands, self)
+
+
+def implementation(arch: str, **options: Any) -> Emulated:
+    """An implementation that emulates every kernel.
+
+    Args:
+      arch: the architecture, "sm_90a".
+      **options: other fields of `Emulated`.
+
+    Returns:
+      What `implementation=` of the public functions takes. It runs on the CPU, under jit as well.
+    """
+    return Emulated(arch, **options)

@@ -1,0 +1,443 @@
+"""The PTX emulator finds each kind of fault: small programs, right and wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ptx_emulator import Checks, EmulationError, Fault, Launch, Memory, emulate
+from ptx_emulator.memory import empty
+
+pytestmark = pytest.mark.emulator
+
+_HEAD = """
+.version 8.6
+.target {target}
+.address_size 64
+.extern .shared .align 1024 .b8 smem[];
+.visible .entry k(.param .u64 x, .param .u64 y)
+{{
+  .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<64>; .reg .b64 %rd<16>;
+  ld.param.u64 %rd1, [x];
+  ld.param.u64 %rd2, [y];
+  mov.u32 %r1, %tid.x;
+  mov.u32 %r2, smem;
+  shl.b32 %r3, %r1, 2;
+  add.s32 %r4, %r2, %r3;
+  cvt.u64.u32 %rd3, %r3;
+  add.s64 %rd4, %rd1, %rd3;
+  add.s64 %rd5, %rd2, %rd3;
+{body}
+  ret;
+}}
+"""
+
+
+@dataclasses.dataclass
+class Ran:
+    """What a small program did."""
+
+    faults: tuple[Fault, ...]
+    y: np.ndarray
+
+    @property
+    def kinds(self) -> set[str]:
+        return {fault.kind for fault in self.faults}
+
+
+def run(
+    body: str, *, threads: int = 32, shared: int = 4096, seed: int = 0, target: str = "sm_90a", **memory: bool
+) -> Ran:
+    """Runs a body between the common head and `ret`; x and y have 64 words."""
+    x, y = empty((64,), np.dtype(np.uint32)), empty((64,), np.dtype(np.uint32))
+    x[:] = np.arange(64)
+    space = Memory()
+    space.add("x", x, writable=memory.get("x_writable", False))
+    space.add("y", y, writable=True, initialised=False)
+    launch = Launch(block=(threads, 1, 1), shared_bytes=shared, params=[x.ctypes.data, y.ctypes.data])
+    text = _HEAD.format(target=target, body=body)
+    checks = Checks(max_instructions=200_000)
+    return Ran(emulate(text, launch, space, seed=seed, checks=checks, raises=False).faults, y)
+
+
+def wait(barrier: str, parity: int, label: str) -> str:
+    return f"{label}: mbarrier.try_wait.parity.shared.b64 %p7, [{barrier}], {parity}, 10000000; @!%p7 bra {label};"
+
+
+def only(body: str, lane: int = 0) -> str:
+    """A body for one thread."""
+    return f"setp.eq.u32 %p1, %r1, {lane}; @!%p1 bra SKIP{lane}_{id(body)};\n{body}\nSKIP{lane}_{id(body)}:"
+
+
+def test_a_right_program_has_no_fault() -> None:
+    ran = run("ld.global.u32 %r5, [%rd4]; add.s32 %r5, %r5, 7; st.global.u32 [%rd5], %r5;", threads=64)
+    assert not ran.faults
+    assert ran.y.tolist() == list(range(7, 71))
+
+
+def test_faults_raise() -> None:
+    x = np.zeros(4, np.uint32)
+    memory = Memory()
+    memory.add("x", x)
+    text = _HEAD.format(target="sm_90a", body="st.global.u32 [%rd4], %r1;")
+    with pytest.raises(EmulationError, match=r"read-only.*buffer x.*\n.*line 18: st.global.u32 \[%rd4\], %r1"):
+        emulate(text, Launch(params=[x.ctypes.data, 0]), memory)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("out-of-bounds", "ld.global.u32 %r5, [%rd4+256];"),
+        ("out-of-bounds", "ld.global.u32 %r5, [%rd4-4];"),
+        ("out-of-bounds", "st.shared.u32 [%r4+4096], %r1;"),
+        ("out-of-bounds", "st.shared.u32 [%r4-4], %r1;"),
+        ("out-of-bounds", "mov.u32 %r5, 1; mapa.shared::cluster.u32 %r6, %r4, %r5; st.shared::cluster.u32 [%r6], %r1;"),
+        ("misaligned", "ld.global.u32 %r5, [%rd4+2];"),
+        ("misaligned", "st.shared.v2.u32 [%r4+4], {%r1, %r1};"),
+        ("misaligned", "ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd4];"),
+        ("read-only", "st.global.u32 [%rd4], %r1;"),
+        ("uninitialised", "ld.shared.u32 %r5, [%r4];"),
+        ("uninitialised", "ld.global.u32 %r5, [%rd5];"),
+        ("uninitialised", "st.shared.u16 [%r4], %h1; ld.shared.u32 %r5, [%r4];"),
+        ("protocol", "trap;"),
+        ("protocol", "setmaxnreg.dec.sync.aligned.u32 20;"),
+        ("limit", "L: bra L;"),
+    ],
+)
+def test_faults_of_a_thread(kind: str, body: str) -> None:
+    assert run(body).kinds == {kind}
+
+
+def test_an_instruction_that_is_not_known_is_named() -> None:
+    (fault,) = run("add.s32 %r5, %r1, 1;\n  sqrt.rn.f32 %r5, %r5;").faults
+    assert fault.kind == "unsupported"
+    assert fault.line == 19
+    assert fault.instruction == "sqrt.rn.f32 %r5, %r5"
+
+
+# ---- races between threads ----
+
+_EXCHANGE = """
+  st.shared.u32 [%r4], %r1;
+  {sync}
+  xor.b32 %r5, %r3, {partner};
+  add.s32 %r5, %r2, %r5;
+  ld.shared.u32 %r6, [%r5];
+  st.global.u32 [%rd5], %r6;
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("sync", "partner", "right"),
+    [
+        ("bar.sync 0;", 128, True),
+        ("bar.sync 1, 64;", 128, True),
+        ("bar.warp.sync -1;", 4, True),
+        ("", 128, False),
+        ("", 4, False),
+        ("bar.warp.sync -1;", 128, False),
+        ("membar.cta;", 128, False),
+    ],
+)
+def test_a_value_goes_to_another_thread(sync: str, partner: int, right: bool, seed: int) -> None:
+    ran = run(_EXCHANGE.format(sync=sync, partner=partner), threads=64, seed=seed)
+    if right:
+        assert not ran.faults
+        assert ran.y.tolist() == [(4 * i ^ partner) // 4 for i in range(64)]
+    else:
+        assert ran.kinds <= {"race", "uninitialised"}
+        assert ran.faults
+
+
+def test_a_race_names_both_accesses() -> None:
+    body = "and.b32 %r5, %r3, 63; add.s32 %r5, %r2, %r5;\n  st.shared.u32 [%r5], %r1;"
+    (fault, *_) = run(body, threads=64).faults
+    assert fault.kind == "race"
+    assert "this write and an earlier write are not ordered" in fault.message
+    assert "line 19, CTA (0, 0, 0) warp" in fault.message
+    assert fault.line == 19
+
+
+def test_two_bytes_of_a_word_do_not_race() -> None:
+    body = "add.s32 %r5, %r2, %r1; cvt.u16.u32 %h1, %r1; st.shared.u8 [%r5], %h1;"
+    assert not run(body, threads=64).faults
+
+
+def test_writes_of_two_clusters_to_one_place_race() -> None:
+    y = np.zeros(32, np.uint32)
+    memory = Memory()
+    memory.add("y", y, writable=True)
+    text = _HEAD.format(target="sm_90a", body="st.global.u32 [%rd5], %r1;")
+    report = emulate(text, Launch(grid=(2, 1, 1), params=[0, y.ctypes.data]), memory, raises=False)
+    assert {fault.kind for fault in report.faults} == {"race"}
+    assert not emulate(text, Launch(grid=(1, 1, 1), params=[0, y.ctypes.data]), memory, raises=False).faults
+
+
+# ---- mbarriers ----
+
+
+def pipe(arrivals: int = 32, count: str = "1", sync: str = "bar.sync 0;", parity: int = 0) -> str:
+    """Warp 0 writes, warp 1 waits for it and reads."""
+    return f"""
+  {only(f"mbarrier.init.shared.b64 [%r2+1024], {arrivals};")}
+  {sync}
+  setp.gt.u32 %p2, %r1, 31;
+  @%p2 bra READER;
+  st.shared.u32 [%r4], %r1;
+  mbarrier.arrive.shared.b64 %rd6, [%r2+1024], {count};
+  bra END;
+READER:
+  {wait("%r2+1024", parity, "W")}
+  ld.shared.u32 %r6, [%r4-128];
+  st.global.u32 [%rd5], %r6;
+END:
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_mbarrier_orders(seed: int) -> None:
+    ran = run(pipe(), threads=64, seed=seed)
+    assert not ran.faults
+    assert ran.y[32:].tolist() == list(range(32))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("kinds", "changes"),
+    [
+        ({"deadlock"}, {"arrivals": 33}),
+        ({"race"}, {"arrivals": 31}),
+        ({"barrier"}, {"arrivals": 31, "count": "3"}),
+        ({"barrier", "race"}, {"sync": ""}),
+        ({"race", "uninitialised", "deadlock"}, {"parity": 1}),
+    ],
+)
+def test_wrong_mbarriers(kinds: set[str], changes: dict[str, int], seed: int) -> None:
+    ran = run(pipe(**changes), threads=64, seed=seed)
+    assert ran.kinds
+    assert ran.kinds <= kinds
+
+
+def test_a_deadlock_says_who_waits_for_what() -> None:
+    (fault,) = run(pipe(arrivals=33), threads=64).faults
+    assert "CTA (0, 0, 0) warp 1 lanes 0xffffffff at line" in fault.message
+    assert "waits for parity 0 of the mbarrier at byte 1024" in fault.message
+    assert "phase 0 lacks 1 of 33 arrivals and 0 bytes" in fault.message
+    assert "phase 0: init 33 by CTA (0, 0, 0) warp 0" in fault.message
+    assert "phase 0: arrive 1 (32 times) by CTA (0, 0, 0) warp 0" in fault.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "mbarrier.arrive.shared.b64 %rd6, [%r2+1024];",
+        "mbarrier.init.shared.b64 [%r2+1024], 1; mbarrier.init.shared.b64 [%r2+1024], 1;",
+        "mbarrier.init.shared.b64 [%r2+1024], 0;",
+        "mbarrier.init.shared.b64 [%r2+1024], 1; mbarrier.arrive.noComplete.shared.b64 %rd6, [%r2+1024], 1;",
+        "mbarrier.init.shared.b64 [%r2+1024], 1; mbarrier.inval.shared.b64 [%r2+1024]; "
+        "mbarrier.arrive.shared.b64 %rd6, [%r2+1024];",
+    ],
+)
+def test_mbarriers_against_their_rules(body: str) -> None:
+    assert run(only(body)).kinds == {"barrier"}
+
+
+def test_an_mbarrier_is_no_data() -> None:
+    init = "mbarrier.init.shared.b64 [%r2+1024], 1;"
+    assert run(only(init + "ld.shared.u32 %r5, [%r2+1024];")).kinds == {"protocol"}
+    assert run(only(init + "st.shared.u32 [%r2+1028], %r1;")).kinds == {"protocol"}
+
+
+def test_a_wait_that_sees_a_phase_too_late() -> None:
+    # Thread 32 waits for phase 0 when phases 0, 1 and 2 may be over: it cannot tell 0 from 2.
+    body = f"""
+  {only("mbarrier.init.shared.b64 [%r2+1024], 1;")}
+  bar.sync 0;
+  setp.eq.u32 %p2, %r1, 32;
+  @%p2 bra LATE;
+  setp.ne.u32 %p2, %r1, 0;
+  @%p2 bra END;
+  mbarrier.arrive.shared.b64 %rd6, [%r2+1024];
+  mbarrier.arrive.shared.b64 %rd6, [%r2+1024];
+  mbarrier.arrive.shared.b64 %rd6, [%r2+1024];
+  bra END;
+LATE:
+  {wait("%r2+1024", 0, "W")}
+END:
+"""
+    kinds = [run(body, threads=64, seed=seed).kinds for seed in range(8)]
+    assert {"barrier"} in kinds
+    assert all(kind in ({"barrier"}, set()) for kind in kinds)
+
+
+# ---- bulk copies and the asynchronous proxy ----
+
+
+def loaded(expected: int = 128, waits: bool = True, fence: str = "fence.mbarrier_init.release.cluster;") -> str:
+    """Thread 0 copies 128 bytes of x to shared memory; all read them."""
+    return f"""
+  {only("mbarrier.init.shared.b64 [%r2+1024], 1;" + fence)}
+  bar.sync 0;
+  {
+        only(
+            f"mbarrier.arrive.expect_tx.shared.b64 %rd6, [%r2+1024], {expected};"
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 128, [%r2+1024];"
+        )
+    }
+  {wait("%r2+1024", 0, "W") if waits else ""}
+  ld.shared.u32 %r6, [%r4];
+  st.global.u32 [%rd5], %r6;
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bulk_load(seed: int) -> None:
+    ran = run(loaded(), seed=seed)
+    assert not ran.faults
+    assert ran.y[:32].tolist() == list(range(32))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("kinds", "changes"),
+    [
+        ({"deadlock"}, {"expected": 144}),
+        ({"barrier"}, {"expected": 112}),
+        ({"race", "uninitialised"}, {"waits": False}),
+        ({"race"}, {"fence": ""}),
+    ],
+)
+def test_wrong_bulk_loads(kinds: set[str], changes: dict[str, int], seed: int) -> None:
+    ran = run(loaded(**changes), seed=seed)
+    assert ran.kinds
+    assert ran.kinds <= kinds
+
+
+def stored(fence: str = "fence.proxy.async.shared::cta;", waits: str = "0", again: str = "") -> str:
+    """All write shared memory, thread 0 copies 128 bytes of it to y."""
+    wait_text = f"cp.async.bulk.wait_group.read {waits};" if waits else ""
+    return f"""
+  st.shared.u32 [%r4], %r1;
+  {fence}
+  bar.sync 0;
+  {only("cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r2], 128; cp.async.bulk.commit_group;" + wait_text)}
+  {again}
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bulk_store(seed: int) -> None:
+    ran = run(stored(again="bar.sync 0; st.shared.u32 [%r4], %r2;"), seed=seed)
+    assert not ran.faults
+    assert ran.y[:32].tolist() == list(range(32))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("kinds", "changes"),
+    [
+        ({"race"}, {"fence": ""}),
+        ({"race"}, {"again": "st.shared.u32 [%r4], %r2;"}),
+        ({"race", "protocol"}, {"waits": "", "again": "bar.sync 0; st.shared.u32 [%r4], %r2;"}),
+        ({"race", "protocol"}, {"waits": "1", "again": "bar.sync 0; st.shared.u32 [%r4], %r2;"}),
+        ({"protocol"}, {"waits": ""}),
+    ],
+)
+def test_wrong_bulk_stores(kinds: set[str], changes: dict[str, str], seed: int) -> None:
+    ran = run(stored(**changes), seed=seed)
+    assert ran.kinds
+    assert ran.kinds <= kinds
+
+
+# ---- lanes and named barriers ----
+
+
+@pytest.mark.parametrize(
+    ("kinds", "body"),
+    [
+        ({"protocol"}, "setp.lt.u32 %p1, %r1, 16; @%p1 bar.sync 0;"),
+        ({"deadlock"}, only("bar.sync 0;") + "bar.warp.sync -1;"),
+        ({"deadlock"}, only("shfl.sync.idx.b32 %r5, %r1, 0, 31, -1;") + "bar.warp.sync -1;"),
+        ({"protocol"}, "bar.sync 1, 48;"),
+        ({"deadlock"}, "bar.sync 1, 64;"),
+        ({"protocol"}, "setp.lt.u32 %p1, %r1, 16; @%p1 elect.sync %r5|%p2, -1;"),
+        ({"protocol"}, "barrier.cluster.wait.aligned;"),
+    ],
+)
+def test_lanes_that_are_not_there(kinds: set[str], body: str) -> None:
+    assert run(body).kinds == kinds
+
+
+def test_a_named_barrier_for_two_counts() -> None:
+    body = "setp.lt.u32 %p1, %r1, 32; @%p1 bra A; bar.sync 1, 64; bra B; A: bar.sync 1, 96; B:"
+    assert run(body, threads=64).kinds == {"protocol"}
+
+
+def test_lanes_meet_again_after_a_branch() -> None:
+    body = """
+  and.b32 %r5, %r1, 1; setp.eq.u32 %p1, %r5, 0;
+  @%p1 bra EVEN;
+  add.s32 %r6, %r1, 100; bra BOTH;
+EVEN: add.s32 %r6, %r1, 200;
+BOTH: shfl.sync.bfly.b32 %r7, %r6, 1, 31, -1;
+  st.global.u32 [%rd5], %r7;
+"""
+    ran = run(body)
+    assert not ran.faults
+    assert ran.y[:32].tolist() == [(i ^ 1) + (100 if i % 2 == 0 else 200) for i in range(32)]
+
+
+# ---- tensor memory ----
+
+_TMEM = """
+  tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32;
+  {use}
+  bar.warp.sync -1;
+  ld.shared.u32 %r5, [%r2];
+  {touch}
+  {free}
+"""
+_FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r5, 32;"
+_STORE = "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r5], {%r1, %r3}; tcgen05.wait::st.sync.aligned;"
+_LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r8, %r9}, [%r5]; tcgen05.wait::ld.sync.aligned;"
+
+
+def tmem(touch: str = "", free: str = _FREE, use: str = "", threads: int = 32) -> Ran:
+    return run(_TMEM.format(touch=touch, free=free, use=use), target="sm_100a", threads=threads)
+
+
+def test_tensor_memory_holds_values() -> None:
+    ran = tmem(f"{_STORE} {_LOAD} st.global.u32 [%rd5], %r9;")
+    assert not ran.faults
+    assert ran.y[:32].tolist() == [4 * i for i in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("protocol", {"free": ""}),
+        ("protocol", {"free": _FREE + _FREE}),
+        ("protocol", {"free": "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r5, 64;"}),
+        ("uninitialised", {"touch": _LOAD}),
+        ("protocol", {"touch": "add.s32 %r5, %r5, 32;" + _STORE}),
+        ("out-of-bounds", {"touch": "add.s32 %r5, %r5, 512;" + _STORE}),
+        ("protocol", {"touch": "add.s32 %r5, %r5, 0x200000;" + _STORE}),
+        (
+            "protocol",
+            {
+                "use": "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+                "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2+4], 32;"
+            },
+        ),
+        ("protocol", {"use": "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r2+4], 32;"}),
+        ("deadlock", {"use": "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2+4], 512;"}),
+    ],
+)
+def test_tensor_memory_against_its_rules(kind: str, changes: dict[str, str]) -> None:
+    assert tmem(**changes).kinds == {kind}
+
+
+def test_tensor_memory_is_of_blackwell() -> None:
+    assert run(_TMEM.format(touch="", free=_FREE, use="")).kinds == {"unsupported"}

@@ -1,0 +1,240 @@
+"""The kernels that ship, executed by the PTX emulator: right results, and no fault in any order of events."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import oracle
+import ptx_emulator
+import pytest
+
+import jax_ggemm
+from jax_ggemm.experts import ExpertOptions
+from jax_ggemm.kernel import config
+from jax_ggemm.layouts import ExpertParams
+from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe
+from jax_ggemm.products import Product
+from jax_ggemm.routing import Router
+
+pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
+
+from ptx_emulator import kernels  # noqa: E402
+
+pytestmark = pytest.mark.emulator
+
+FULL = "JAX_GGEMM_TEST_FULL" in os.environ
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+
+HISTOGRAMS = {
+    "even": [128, 128, 128],
+    "all empty": [0, 0, 0],
+    "single rows": [1, 1, 1, 1],
+    "ragged tails": [100, 0, 3, 157],
+    "all rows in one group": [0, 300, 0],
+    "more groups than tiles": [2, 0, 1, 0, 0, 3, 0, 0] * 5,
+    "rows of no group": [50, 20],
+    "more sizes than rows": [200, 300, 10],
+    "negative": [-5, 130, -1, 64],
+    "one group": [257],
+}
+M = 300
+
+
+def specs() -> list[config.KernelSpec]:
+    """Every kernel of a release, or a pairwise choice: each pair of configuration, result's dtype and bias."""
+    every = list(config.default_specs([BF16, F16]))
+    if FULL:
+        return every
+    chosen = []
+    for product in Product:
+        of_product = [spec for spec in every if spec.product is product]
+        dtypes = {spec.config: (BF16, F16)[i % 2] for i, spec in enumerate(of_product)}
+        for i, candidate in enumerate(config.candidates(product)):
+            for j, out in enumerate((dtypes[candidate], F32)):
+                has_bias = product.rows_are_ragged and (i + j) % 2 == 1
+                chosen.append(config.KernelSpec(product, dtypes[candidate], out, has_bias, candidate))
+    return chosen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All kernels of this file, compiled in one process."""
+    kernels.compile_all([*specs(), *DEFAULTS], "sm_90a")
+
+
+@functools.cache
+def operands(spec: config.KernelSpec, histogram: str, m: int, k: int, n: int) -> dict[str, np.ndarray]:
+    """Integers, whose sums are exact, and NaN in rows of no group where rows are contracted."""
+    sizes = np.array([HISTOGRAMS[histogram]], np.int32)
+    groups = sizes.shape[1]
+    rng = np.random.default_rng(len(histogram))
+
+    def integers(*shape: int) -> np.ndarray:
+        return rng.integers(-4, 5, shape).astype(spec.in_dtype)
+
+    lhs = integers(1, m, n if spec.product is Product.DLHS else k)
+    rhs = integers(1, groups, k, n) if spec.product.rows_are_ragged else integers(1, m, n)
+    held = oracle.bounds(sizes[0].tolist(), m)[-1][1]
+    lhs[:, held:] = np.nan
+    if spec.product is Product.DRHS:
+        rhs[:, held:] = np.nan
+    arrays = {"lhs": lhs, "rhs": rhs, "group_sizes": sizes, "group_offset": np.zeros(1, np.int32)}
+    if spec.has_bias:
+        arrays["bias"] = integers(1, groups, n if spec.product is Product.FORWARD else k).astype(F32)
+    return arrays
+
+
+def expected(spec: config.KernelSpec, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The exact result, rounded once."""
+    lhs, rhs, sizes = arrays["lhs"][0], arrays["rhs"][0], arrays["group_sizes"][0]
+    if spec.product is Product.DRHS:
+        value = oracle.d_rhs(lhs, rhs, sizes, len(sizes)).value
+    else:
+        weights = rhs if spec.product is Product.FORWARD else np.swapaxes(rhs, 1, 2)
+        bias = arrays["bias"][0] if spec.has_bias else None
+        value = oracle.forward(lhs, weights, sizes, bias=bias).value
+    return value.astype(spec.out_dtype)
+
+
+def check(spec: config.KernelSpec, histogram: str, *, shape: tuple[int, int, int] = (M, 72, 264), seed: int = 0) -> Any:
+    """Emulates a kernel, and compares bit for bit."""
+    m, k, n = shape
+    arrays = operands(spec, histogram, m, k, n)
+    value = expected(spec, arrays)
+    out, report = kernels.run(spec, "sm_90a", arrays, (1, *value.shape), multiprocessors=2, seed=seed)
+    held = oracle.bounds(arrays["group_sizes"][0].tolist(), m)[-1][1] if spec.product.rows_are_ragged else None
+    np.testing.assert_array_equal(out[0][:held], value[:held])
+    if held is not None:
+        assert not out[0][held:].any()
+    return report
+
+
+def pairwise() -> list[tuple[config.KernelSpec, str]]:
+    """(kernel, histogram): every kernel, and every histogram with every product."""
+    if FULL:
+        return list(itertools.product(specs(), HISTOGRAMS))
+    chosen = []
+    names = itertools.cycle(HISTOGRAMS)
+    for product in Product:
+        of_product = [spec for spec in specs() if spec.product is product]
+        for i in range(max(len(HISTOGRAMS), len(of_product))):
+            chosen.append((of_product[i % len(of_product)], next(names)))
+    return chosen
+
+
+def name(value: Any) -> str | None:
+    """For pytest."""
+    if not isinstance(value, config.KernelSpec):
+        return None
+    tile = f"{value.config.tile_m}x{value.config.tile_n}x{value.config.cluster}"
+    return f"{value.product.value}-{value.in_dtype}-{value.out_dtype}{'-bias' * value.has_bias}-{tile}"
+
+
+@pytest.mark.parametrize(("spec", "histogram"), pairwise(), ids=name)
+def test_every_kernel(spec: config.KernelSpec, histogram: str) -> None:
+    check(spec, histogram)
+
+
+DEFAULTS = [
+    config.KernelSpec(product, BF16, BF16, False, candidate)
+    for product in Product
+    for candidate in config.candidates(product)
+]
+
+
+@pytest.mark.parametrize("seed", range(20 if FULL else 3))
+@pytest.mark.parametrize("spec", DEFAULTS, ids=name)
+def test_no_order_of_events_is_wrong(spec: config.KernelSpec, seed: int) -> None:
+    check(spec, "ragged tails", shape=(M, 200, 520), seed=seed)
+
+
+@pytest.mark.parametrize("spec", DEFAULTS if FULL else DEFAULTS[::3], ids=name)
+def test_long_contractions_and_whole_tiles(spec: config.KernelSpec) -> None:
+    check(spec, "even", shape=(384, 512, 512))
+
+
+def test_accumulators_that_are_used_too_early_are_a_warning() -> None:
+    few_rows = config.Sm90Config(tile_m=64, tile_n=256, stages=5)
+    wide = config.Sm90Config(tile_m=128, tile_n=256, stages=4)
+    for candidate in (few_rows, wide):
+        report = check(config.KernelSpec(Product.FORWARD, BF16, BF16, False, candidate), "even")
+        assert {warning.kind for warning in report.warnings} <= {"serialised"}
+        if candidate is wide:
+            assert not report.warnings
+
+
+# ---- whole programs ----
+
+EMULATED = ptx_emulator.implementation("sm_90a", multiprocessors=2)
+
+
+def test_the_emulator_takes_what_the_gpu_takes() -> None:
+    lhs, rhs, sizes = jnp.ones((8, 16), jnp.int32), jnp.ones((2, 16, 16), jnp.int32), jnp.array([4, 4])
+    with pytest.raises(NotImplementedError, match="int32"):
+        jax_ggemm.ragged_dot(lhs, rhs, sizes, implementation=EMULATED)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_values_and_gradients_under_jit(batch: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+
+    def array(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.integers(-3, 4, batch + shape), jnp.bfloat16)
+
+    lhs, rhs, cotangent = array(100, 24), array(3, 24, 136), array(100, 136)
+    sizes = jnp.broadcast_to(jnp.array([40, 0, 50], jnp.int32), (*batch, 3))
+
+    def program(implementation: Any, lhs: jax.Array, rhs: jax.Array) -> Any:
+        product = functools.partial(jax_ggemm.ragged_dot, implementation=implementation)
+        for _ in batch:
+            product = jax.vmap(product)
+        value, pullback = jax.vjp(lambda lhs, rhs: product(lhs, rhs, sizes), lhs, rhs)
+        return value, *pullback(cotangent)
+
+    emulated = jax.jit(functools.partial(program, EMULATED))(lhs, rhs)
+    reference = jax.jit(functools.partial(program, "xla"))(lhs, rhs)
+    for got, want in zip(emulated, reference, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_layer() -> None:
+    tokens, width, hidden, experts = 24, 32, 64, 4
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), dtype)
+
+    x = normal(tokens, width)
+    params = MoEParams(
+        normal(width, experts, dtype=jnp.float32),
+        ExpertParams(normal(experts, width, 2 * hidden), normal(experts, hidden, width)),
+    )
+
+    def loss(implementation: Any, params: MoEParams, x: jax.Array) -> jax.Array:
+        options = MoEOptions(Router(2), ExpertOptions(implementation=implementation))
+        y, _ = moe(x, params, options)
+        return jnp.square(y.astype(jnp.float32)).sum()
+
+    emulated = jax.jit(jax.value_and_grad(functools.partial(loss, EMULATED), (0, 1)))(params, x)
+    reference = jax.jit(jax.value_and_grad(functools.partial(loss, "xla"), (0, 1)))(params, x)
+    for got, want in zip(jax.tree.leaves(emulated), jax.tree.leaves(reference), strict=True):
+        scale = np.abs(np.asarray(want, np.float32)).max()
+        assert np.abs(np.asarray(got, np.float32) - np.asarray(want, np.float32)).max() <= 0.03 * scale
+
+
+def test_a_plan_that_differs_from_the_launch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = DEFAULTS[0]
+    plan = dataclasses.replace(spec)
+    monkeypatch.setattr(config.KernelSpec, "shared_memory_bytes", 1234)
+    arrays = operands(plan, "even", M, 72, 264)
+    with pytest.raises(AssertionError, match="the plan has 1234"):
+        kernels.run(plan, "sm_90a", arrays, (1, M, 264), multiprocessors=2)
