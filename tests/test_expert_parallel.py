@@ -77,9 +77,15 @@ def test_an_expert_axis_of_size_one_is_the_plain_layer() -> None:
         assert_same(run(options(ExpertParallel("expert", exchange, mesh=mesh)), inputs()), on_one_device("any"))
 
 
+def in_float64() -> Any:
+    """The inputs, for compositions that would magnify the rounding of float32."""
+    return jax.tree.map(lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, inputs())
+
+
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("exchange", EXCHANGES[:4], ids=str)
 def test_under_checkpoint_and_in_a_scan_over_layers(exchange: Any) -> None:
-    given = inputs()
+    given = in_float64()
 
     def deep(opts: Any, x: jax.Array, params: Any) -> jax.Array:
         @jax.checkpoint
@@ -88,15 +94,15 @@ def test_under_checkpoint_and_in_a_scan_over_layers(exchange: Any) -> None:
 
         return jnp.sum(jnp.sin(jax.lax.scan(layer, x, params)[0]))
 
-    two = jax.tree.map(lambda *a: jnp.stack(a), given.params, inputs(seed=1).params)
+    two = jax.tree.map(lambda a: jnp.stack([a, 0.7 * a[::-1]]), given.params)
     gradient = jax.jit(jax.grad(deep, (1, 2)), static_argnums=0)
     want = gradient(options(None), given.x, two)
-    assert_same(gradient(options(parallel_on("4x2", exchange)), given.x, two), want, 1e-4)
+    assert_same(gradient(options(parallel_on("4x2", exchange)), given.x, two), want, 1e-9)
 
 
 @pytest.mark.usefixtures("x64")
 def test_second_derivatives() -> None:
-    given = jax.tree.map(lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, inputs())
+    given = in_float64()
 
     def penalty(opts: Any, params: Any) -> jax.Array:
         slope = jax.grad(lambda x: jnp.sum(jnp.sin(ep_layer.moe(x, given.params._replace(experts=params), opts)[0])))
@@ -203,7 +209,7 @@ def test_bfloat16_is_as_good_as_on_one_device() -> None:
         return [float(jnp.sqrt(jnp.mean((a.astype(jnp.float32) - b) ** 2))) for a, b in pairs]
 
     one = errors(run(options(None), given))
-    for exchange in EXCHANGES:
+    for exchange in (AllToAll(), Ring(), Replicated()):
         for error, allowed in zip(errors(run(options(parallel_on("8x1", exchange)), given)), one, strict=True):
             assert error <= 1.5 * allowed + 1e-6, exchange
 
