@@ -68,9 +68,14 @@ class Decoder(Operands):
 
         loads = [fields for fields in kernel.instructions if fields[0] == OP["tc_ld"]]
         loaded = {place for fields in loads for place in registers(fields, fields[11])}
+        # Moves are names of the same registers to the compiler: they use nothing.
+        moving = (OP["mov"], OP["pack"], OP["unpack"])
+        for fields in kernel.instructions:
+            if fields[0] in moving and registers(fields, fields[6]) & loaded:
+                loaded |= registers(fields, fields[6])
         for fields in kernel.instructions:
             own = registers(fields, fields[6])
             if fields[0] != OP["wgmma_mma"] and own & self.accumulators:
                 fields[13] |= 1 << FLAG["touches_accumulators"]
-            if fields[0] != OP["tc_ld"] and own & loaded:
+            if fields[0] not in (*moving, OP["tc_ld"]) and own & loaded:
                 fields[13] |= 1 << FLAG["touches_loads"]

@@ -447,19 +447,21 @@ void Machine::TcWait(Context& c) {
   if (last != 0) TcFinish(c.warp, last);
 }
 
-// An instruction uses registers that loads from TMEM write.
+// An instruction uses registers that loads from TMEM write, or names of theirs: the compiler waits for those.
 void Machine::CheckLoads(Context& c) {
-  uint64_t last = 0;
+  uint64_t direct = 0, any = 0;
   for (const Warp::InFlight& access : c.warp.tmem_pending) {
     const Instr& load = program_.instructions[access.pc];
     if (load.op() != Op::tc_ld) continue;
+    any = access.serial;
     const Operand* registers = program_.operands.data() + load.first;
-    for (int j = 0; j < load.count && access.serial > last; ++j) {
+    for (int j = 0; j < load.count && access.serial > direct; ++j) {
       for (int o = 0; o < c.instr.operands; ++o) {
-        if (c.operands[o].kind == kRegister && c.operands[o].place == registers[j].place) last = access.serial;
+        if (c.operands[o].kind == kRegister && c.operands[o].place == registers[j].place) direct = access.serial;
       }
     }
   }
+  const uint64_t last = direct != 0 ? direct : any;
   if (last != 0) TcFinish(c.warp, last);
 }
 
