@@ -89,10 +89,14 @@ def _path(spec: KernelSpec, arch: str) -> Path:
 
 def compile_all(specs: Iterable[KernelSpec], arch: str) -> None:
     """Compiles what this user's cache lacks, in one process."""
-    missing = [spec for spec in dict.fromkeys(specs) if not _path(spec, arch).exists()]
-    for spec, built in zip(missing, objects.build_all(missing, arch) if missing else (), strict=True):
-        content = pickle.dumps((built.data, built.ptx))
-        write_whole(_path(spec, arch), operator.methodcaller("write", content))
+    wanted = list(dict.fromkeys(specs))
+    if all(_path(spec, arch).exists() for spec in wanted):
+        return
+    with native.one_at_a_time("kernels"):
+        missing = [spec for spec in wanted if not _path(spec, arch).exists()]
+        for spec, built in zip(missing, objects.build_all(missing, arch) if missing else (), strict=True):
+            content = pickle.dumps((built.data, built.ptx))
+            write_whole(_path(spec, arch), operator.methodcaller("write", content))
 
 
 @functools.cache

@@ -340,8 +340,10 @@ Step Machine::Execute(Context& c) {
     case Op::bulk_wait:
       return BulkWait(c);
     case Op::prefetch_tensormap: {
-      uint8_t map[128];
-      ReadGlobal(c.site(*this), *c.warp.cta->cluster, Address(c, 0, lane), 128, LaneActor(c, lane), map);
+      const uint64_t address = Address(c, 0, lane);
+      if (memory_.Find(address, 128) == nullptr) {
+        Fail("out-of-bounds", c.site(*this), Text("no tensor map is there: %s", memory_.Nearest(address).c_str()));
+      }
       return Step::kNext;
     }
     case Op::tensormap_replace:

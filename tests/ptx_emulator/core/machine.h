@@ -349,6 +349,7 @@ class Machine {
   void ReadGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor, void* to);
   void WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor,
                    const void* from);
+  bool StoresAlike(const Context& c) const;
   void LoadStore(Context& c);
   void AtomicOp(Context& c);
   void Matrix(Context& c);

@@ -129,6 +129,19 @@ Space Machine::Resolve(const Context& c, uint64_t& address) const {
   return Space::global;
 }
 
+// Whether all lanes store the same value to the same place: one write of all of them, not a race between them.
+bool Machine::StoresAlike(const Context& c) const {
+  const int first = __builtin_ctz(c.mask);
+  for (int l = first + 1; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    if (Address(c, 0, l) != Address(c, 0, first)) return false;
+    for (int j = 1; j <= c.instr.count; ++j) {
+      if (Value(c, j, l) != Value(c, j, first)) return false;
+    }
+  }
+  return true;
+}
+
 void Machine::LoadStore(Context& c) {
   const Instr& i = c.instr;
   const bool loads = i.op() == Op::ld;
@@ -137,11 +150,29 @@ void Machine::LoadStore(Context& c) {
   const int first = loads ? 0 : 1;
   const Site site = c.site(*this);
   Cluster& cluster = *c.warp.cta->cluster;
+  uint32_t lanes = c.mask;
+  Clocks known;
+  if (!loads && (c.mask & (c.mask - 1)) != 0 && StoresAlike(c)) {
+    lanes = c.mask & -c.mask;
+    if (options_.races) {
+      known = c.warp.lanes[__builtin_ctz(c.mask)];
+      for (int l = 0; l < 32; ++l) {
+        if (c.mask >> l & 1) Meet(known, c.warp.lanes[l]);
+      }
+    }
+  }
   for (int l = 0; l < 32; ++l) {
-    if (!(c.mask >> l & 1)) continue;
+    if (!(lanes >> l & 1)) continue;
     uint64_t address = Address(c, address_at, l);
     const Space space = Resolve(c, address);
     Actor actor = LaneActor(c, l);
+    if (lanes != c.mask && options_.races) {
+      actor.access.lanes = c.mask;
+      for (int other = 0; other < 32; ++other) {  // each lane is behind its own earlier accesses
+        if (c.mask >> other & 1) known.seen[c.warp.agent + static_cast<uint32_t>(other)] = c.warp.clock;
+      }
+      actor.clocks = &known;
+    }
     uint8_t data[64];
     if (loads) {
       if (space == Space::shared) {
