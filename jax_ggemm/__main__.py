@@ -24,7 +24,7 @@ from jax_ggemm import (
     tuned,
 )
 from jax_ggemm.files import write_json
-from jax_ggemm.kernel import config
+from jax_ggemm.kernel import architectures, config
 from jax_ggemm.products import Product
 
 
@@ -48,15 +48,15 @@ def _bench(arguments: argparse.Namespace) -> None:
                 layers=[bench_layer.BY_NAME[name] for name in arguments.layers],
                 names=arguments.implementations,
                 dtype=arguments.dtype or "bfloat16",
-                budget=arguments.budget or 240.0,
+                budget=240.0 if arguments.budget is None else arguments.budget,
                 out=arguments.json,
             )
         )
         return
-    dtype = arguments.dtype or "float32"
+    dtype, budget = arguments.dtype or "float32", 20.0 if arguments.budget is None else arguments.budget
     problems = [benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, dtype) for groups in arguments.groups]
     reports = [
-        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, arguments.budget or 20.0)
+        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, budget)
         for shape in problems
     ]
     report = benchmark.as_json(problems, reports)
@@ -99,13 +99,18 @@ def _tune(arguments: argparse.Namespace) -> None:
 
 def _compile(arguments: argparse.Namespace) -> None:
     """Compiles GPU kernels ahead of time, on any machine that has the CuTe DSL."""
+    architecture = architectures.BY_NAME[arguments.arch]
+    dtypes = arguments.dtypes or ["bfloat16", "float16", *(["float32"] if architecture.multiplies_float32 else [])]
     specs = [
         spec
-        for spec in config.default_specs([np.dtype(jnp.dtype(name)) for name in arguments.dtypes])
+        for spec in config.default_specs([np.dtype(jnp.dtype(name)) for name in dtypes], architecture.candidates)
         if spec.product.value in arguments.products and _is_in_release(spec, arguments.release)
     ]
     limit = None if arguments.max_mib is None else int(arguments.max_mib * 2**20)
-    entries = compile_objects.compile_all(specs, arguments.arch, arguments.out, arguments.keep, limit)
+    try:
+        entries = compile_objects.compile_all(specs, arguments.arch, arguments.out, arguments.keep, limit)
+    except (RuntimeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
     total = sum(entry["object_bytes"] for entry in entries)
     print(f"{len(entries)} kernels for {arguments.arch} in {arguments.out}, {total / 2**20:.1f} MiB")
     missing = compile_objects.missing_tools()
@@ -188,9 +193,11 @@ def main(argv: list[str] | None = None) -> int:
     compiler = commands.add_parser(
         "compile", help=_compile.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    compiler.add_argument("--arch", default="sm_90a", choices=["sm_90a"], help="GPU architecture")
+    compiler.add_argument("--arch", default="sm_90a", choices=list(architectures.BY_NAME), help="GPU architecture")
     compiler.add_argument("--out", type=Path, required=True, help="folder for the objects and manifest.json")
-    compiler.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], help="dtypes of the operands")
+    compiler.add_argument(
+        "--dtypes", nargs="+", help="dtypes of the operands, instead of all that there are kernels for"
+    )
     compiler.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
     compiler.add_argument(
         "--keep",

@@ -23,7 +23,7 @@ LAYER = "layer"
 ROUTING, PERMUTE, EXPERTS, COMBINE = "routing", "permute", "experts", "combine"
 PASSES = ("forward", "forward+gradients")
 
-_FURTHER_CALLS = 3
+_CALLS = 4
 """In one program: a layer is long, and so is the compilation of many."""
 
 
@@ -107,11 +107,11 @@ def run(shapes: Sequence[LayerShape], names: Collection[str], dtype: str) -> Ite
             if name == bench_products.OURS:
                 parts |= _parts(shape, x, params, options)
             for part, (function, arguments, differentiable) in parts.items():
-                forward = measure(function, *arguments, further=_FURTHER_CALLS)
+                forward = measure(function, *arguments, calls=_CALLS)
                 yield Result(shape.name, name, part, PASSES[0], forward.microseconds)
                 out = jax.eval_shape(function, *arguments)
                 cotangent = jax.random.normal(jax.random.key(1), out.shape, out.dtype)
-                both = measure(with_gradients(function, differentiable), cotangent, *arguments, further=_FURTHER_CALLS)
+                both = measure(with_gradients(function, differentiable), cotangent, *arguments, calls=_CALLS)
                 yield Result(shape.name, name, part, PASSES[1], both.microseconds)
 
 

@@ -1,8 +1,10 @@
 """Times what a device takes for a function, without what the host takes to call it.
 
-The function is called once and then several times within one compiled program. What the further calls add to the time,
-divided by their number, is the device's time of one: launching the program, and waiting for it, are in both. An
-optimization barrier between the calls keeps them one after the other, and equal ones from being merged.
+The function is called several times within one compiled program, which runs once and then several times without a wait
+in between. What the further runs add to the time, divided by their calls, is the device's time of one: launching the
+first program, and waiting for the last, are in both, and the device is as busy as in training. An optimization
+barrier between the calls keeps them one after the other, and equal ones from being merged. XLA's CPU backend
+drops the barriers and merges the calls; there the time is that of one call, the host's part included.
 """
 
 from __future__ import annotations
@@ -17,9 +19,14 @@ import numpy as np
 
 Function = Callable[..., Any]
 
-FURTHER_CALLS = 8
+CALLS = 8
+"""In one program."""
+
 _MOST_BYTES = 16 * 2**30
-"""Results of all further calls are alive at once; together they may have this many bytes."""
+"""Results of all calls of a program are alive at once; together they may have this many bytes."""
+
+_LEAST_TIME = 20e-3
+"""Seconds that the further runs take together, or more."""
 
 _LONG_CALL = 3e-3
 """From so many seconds on, one call is timed alone: the host's part is below 2 %."""
@@ -62,14 +69,14 @@ def chained(function: Function, calls: int) -> Function:
 
 
 def measure(
-    function: Function, *operands: Any, further: int = FURTHER_CALLS, samples: int = 9, budget: float = 10.0
+    function: Function, *operands: Any, calls: int = CALLS, samples: int = 9, budget: float = 10.0
 ) -> DeviceTime:
     """The device's time of one call.
 
     Args:
       function: of the operands; JAX can trace it.
       *operands: arrays, on the device.
-      further: calls within one program beyond the first; fewer where their results would not fit memory.
+      calls: within one program; fewer where their results would not fit memory.
       samples: of which the median is taken.
       budget: seconds after which no further sample is taken, beyond the third.
 
@@ -78,21 +85,27 @@ def measure(
     """
     one = jax.jit(chained(function, 1)).lower(*operands).compile()
     _sample(one, operands)
-    if _sample(one, operands) > _LONG_CALL:
+    if jax.default_backend() == "cpu" or _sample(one, operands) > _LONG_CALL:
         return _summary(_samples(lambda: _sample(one, operands), samples, budget))
     result_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one.out_info))
-    further = max(2, min(further, _MOST_BYTES // max(result_bytes, 1)))
-    many = jax.jit(chained(function, 1 + further)).lower(*operands).compile()
+    calls = max(2, min(calls, _MOST_BYTES // max(result_bytes, 1)))
+    many = jax.jit(chained(function, calls)).lower(*operands).compile()
+    _sample(many, operands)
+    runs = 1 + int(_LEAST_TIME / _sample(many, operands))
     for _ in range(_WARM_UPS):
-        _sample(many, operands)
-    pairs = _samples(lambda: (_sample(one, operands), _sample(many, operands)), samples, budget)
-    base = float(np.median([first for first, _ in pairs]))
-    return _summary([(together - base) / further for _, together in pairs])
+        _sample(many, operands, 1 + runs)
+
+    def further_call() -> float:
+        return (_sample(many, operands, 1 + runs) - _sample(many, operands)) / (runs * calls)
+
+    return _summary(_samples(further_call, samples, budget))
 
 
-def _sample(program: Function, operands: tuple[Any, ...]) -> float:
+def _sample(program: Function, operands: tuple[Any, ...], runs: int = 1) -> float:
     start = time.perf_counter()
-    jax.block_until_ready(program(*operands))
+    for _ in range(runs):
+        result = program(*operands)
+    jax.block_until_ready(result)
     return time.perf_counter() - start
 
 

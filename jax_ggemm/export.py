@@ -43,10 +43,10 @@ class GpuKernels:
     native CPU handler or plain JAX.
 
     Attributes:
-      architectures: what to hold kernels for: "sm_90a" (Hopper).
+      architectures: what to hold kernels for: "sm_90a" (Hopper), "sm_100a" and "sm_103a" (Blackwell).
     """
 
-    architectures: tuple[str, ...] = tuple(cute.ARCHITECTURES.values())
+    architectures: tuple[str, ...] = ("sm_90a",)
 
     def __post_init__(self) -> None:
         known = tuple(cute.ARCHITECTURES.values())
@@ -68,7 +68,7 @@ class GpuKernels:
 
     def __call__(self, call: Call, operands: Operands) -> jax.Array:
         """The product; every operand may carry batch axes, of full length or of length 1."""
-        platforms = {"cuda": functools.partial(cute.grouped_product, call, targets=self._targets)}
+        platforms = {"cuda": functools.partial(cute.grouped_product, call, launcher=self._targets)}
         if cpu.unsupported(call, operands) is None:
             platforms["cpu"] = functools.partial(cpu.grouped_product, call)
         return lax.platform_dependent(operands, default=functools.partial(xla.grouped_product, call), **platforms)

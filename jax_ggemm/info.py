@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_ggemm
-from jax_ggemm import binding, native, objects, tuned
-from jax_ggemm.kernel import config
+from jax_ggemm import binding, cute, native, objects, tuned
 from jax_ggemm.products import Call, Operands, Product
+from jax_ggemm.shapes import operand_shapes
 
 _PLATFORMS = {"cute": "gpu", "cpu": "cpu"}
 """Where the programs of an implementation run; the others run anywhere."""
@@ -52,12 +52,7 @@ def choose(product: Product, m: int, k: int, n: int, groups: int, dtype: np.dtyp
     Returns:
       The answers.
     """
-    weights = (groups, k, n)
-    lhs, rhs = {
-        Product.FORWARD: ((m, k), weights),
-        Product.DLHS: ((m, n), weights),
-        Product.DRHS: ((m, k), (m, n)),
-    }[product]
+    lhs, rhs = operand_shapes(product, m, k, n, groups)
     int32 = np.dtype(np.int32)
     arrays: Any = [
         jax.ShapeDtypeStruct(shape, kind)
@@ -131,8 +126,9 @@ def report(m: int, k: int, n: int, groups: int, dtype: str) -> str:
         else:
             lines.append(f'  {product.value}: fails: {choice.taken!r} needs the compiled library; "xla" does not')
         if choice.taken == "cute":
-            taken = tuned.pick(tuned.Problem(product, kind, kind, m, k, n, groups))
-            how = "picked" if taken == config.pick(product, m, k, n, groups) else "tuned"
+            known = cute.architecture()
+            taken = tuned.pick(tuned.Problem(product, kind, kind, m, k, n, groups), known.name)
+            how = "picked" if taken == known.pick(product, m, k, n, groups) else "tuned"
             lines.append(f"    {how}: {taken}")
         lines += [f"    not {name!r}: {reason}" for name, reason in choice.refusals.items() if reason is not None]
     return "\n".join(lines)

@@ -189,8 +189,10 @@ def build_all(specs: Sequence[KernelSpec], arch: str) -> Iterator[Compiled]:
       Their objects and PTX, in order, as they are done.
 
     Raises:
-      RuntimeError: where the compiler fails.
+      RuntimeError: where the compiler fails, or is not installed.
     """
+    if importlib.util.find_spec("cutlass") is None:
+        raise RuntimeError("the CuTe DSL, which compiles kernels, is not installed: pip install 'jax_ggemm[compile]'")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
     environment |= {"CUTE_DSL_ARCH": arch, "JAX_PLATFORMS": "cpu"}
     package = Path(__file__).parent

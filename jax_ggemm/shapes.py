@@ -69,6 +69,17 @@ def work(shape: GroupedShape, product: Product, itemsize: int = 2) -> Work:
     return Work(2 * m * k * n, itemsize * (m * rows_in + matrices * k * n), itemsize * m * rows_out)
 
 
+def operand_shapes(product: Product, m: int, k: int, n: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of lhs and rhs of a product, as `Product` has them."""
+    match product:
+        case Product.FORWARD:
+            return (m, k), (groups, k, n)
+        case Product.DLHS:
+            return (m, n), (groups, k, n)
+        case Product.DRHS:
+            return (m, k), (m, n)
+
+
 def _balanced(groups: int, rows: int) -> np.ndarray:
     sizes = np.full(groups, rows // groups)
     sizes[: rows % groups] += 1

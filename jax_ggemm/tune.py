@@ -13,9 +13,8 @@ import numpy as np
 from jax_ggemm import accuracy, bench_products, cute, tuned
 from jax_ggemm.benchmark import environment, markdown
 from jax_ggemm.device_time import measure
-from jax_ggemm.kernel import config
 from jax_ggemm.products import Call, Operands, Product
-from jax_ggemm.shapes import GroupedShape
+from jax_ggemm.shapes import GroupedShape, operand_shapes
 
 _WRONG = 2.0
 """Times the error of a dense product: a configuration beyond it is broken, however fast it is."""
@@ -59,7 +58,7 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
     Raises:
       NotImplementedError: where no kernel runs on this machine, or none takes the shape.
     """
-    kind = tuned.device_kind()
+    kind, known = tuned.device_kind(), cute.architecture()
     for shape in shapes:
         sizes = jnp.asarray(shape.group_sizes, jnp.int32)
         for product in products:
@@ -69,7 +68,7 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
             assert kind is not None
             operands = bench_products.operands(product, shape, dtype)
             times, left_out = {}, {}
-            for candidate in config.candidates(product):
+            for candidate in known.candidates(product):
                 try:
                     times[candidate] = _time(_with(candidate, call), shape, product, (*operands, sizes))
                 except Exception as error:  # one configuration that fails must not take the others with it
@@ -83,27 +82,17 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
                 "environment": environment(),
             }
             tuned.store(problem, kind, next(iter(ordered)), about)
-            picked = config.pick(product, shape.m, shape.k, shape.n, shape.groups)
+            picked = known.pick(product, shape.m, shape.k, shape.n, shape.groups)
             yield Tuned(problem, shape.name, ordered, picked, left_out)
 
 
 def _check(call: Call, problem: tuned.Problem, sizes: jax.Array) -> None:
-    lhs, rhs = (jax.ShapeDtypeStruct(extents, problem.in_dtype) for extents in _extents(problem))
+    extents = operand_shapes(problem.product, problem.m, problem.k, problem.n, problem.groups)
+    lhs, rhs = (jax.ShapeDtypeStruct(shape, problem.in_dtype) for shape in extents)
     operands: Any = Operands(lhs, rhs, sizes, jnp.int32(0))  # type: ignore[arg-type]  # only types are read
     reason = cute.unsupported(call, operands)
     if reason is not None:
         raise NotImplementedError(f"tuning measures the GPU kernels, which cannot take this: {reason}")
-
-
-def _extents(problem: tuned.Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    weights = (problem.groups, problem.k, problem.n)
-    match problem.product:
-        case Product.FORWARD:
-            return (problem.m, problem.k), weights
-        case Product.DLHS:
-            return (problem.m, problem.n), weights
-        case Product.DRHS:
-            return (problem.m, problem.k), (problem.m, problem.n)
 
 
 def _with(candidate: Any, call: Call) -> Callable[..., jax.Array]:

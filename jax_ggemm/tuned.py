@@ -23,8 +23,11 @@ import numpy as np
 
 from jax_ggemm import objects
 from jax_ggemm.files import write_json
-from jax_ggemm.kernel import config
+from jax_ggemm.kernel import architectures
 from jax_ggemm.products import Product
+
+_ALIGNMENT = 8
+"""Columns are padded to multiples of this many before a kernel sees them."""
 
 _forced: contextvars.ContextVar[Any] = contextvars.ContextVar("jax_ggemm_forced_configuration", default=None)
 
@@ -55,21 +58,31 @@ class Problem:
         """The name of the file; the same for all m up to the same power of two."""
         rows = 1 << max(self.m - 1, 0).bit_length()
         dtypes = f"{self.in_dtype.name}-{self.out_dtype.name}"
-        extents = f"g{self.groups}-k{self.k}-n{self.n}-m{rows}"
+        k, n = (-(-columns // _ALIGNMENT) * _ALIGNMENT for columns in (self.k, self.n))
+        extents = f"g{self.groups}-k{k}-n{n}-m{rows}"
         kind = re.sub(r"[^A-Za-z0-9]+", "_", device_kind)
         return f"{kind}-{self.product.value}-{dtypes}-{extents}.json"
 
 
-def pick(problem: Problem) -> Any:
-    """The configuration that a call takes: the tuned one where there is one, or the analytic pick."""
+def pick(problem: Problem, arch: str = "sm_90a") -> Any:
+    """The configuration that a call takes: the tuned one where there is one, or the analytic pick.
+
+    Args:
+      problem: what the call is.
+      arch: the architecture that its kernel is for.
+
+    Returns:
+      A configuration of that architecture.
+    """
+    architecture = architectures.BY_NAME[arch]
     forced = _forced.get()
     if forced is not None:
         return forced
     kind = device_kind()
     found = None if kind is None else lookup(problem, kind)
-    if found is not None:
+    if found is not None and found in architecture.candidates(problem.product):
         return found
-    return config.pick(problem.product, problem.m, problem.k, problem.n, problem.groups)
+    return architecture.pick(problem.product, problem.m, problem.k, problem.n, problem.groups)
 
 
 @contextlib.contextmanager
@@ -131,7 +144,7 @@ def _read(path: Path, product: Product) -> Any:
         named = json.loads(content)["config"]
     except (ValueError, KeyError, TypeError) as error:
         return _ignored(path, f"it holds no configuration ({type(error).__name__}: {error})")
-    for candidate in config.candidates(product):
+    for candidate in architectures.candidates(product):
         if dataclasses.asdict(candidate) == named:
             return candidate
     return _ignored(path, f"{named} is no candidate for {product.value} of this version")

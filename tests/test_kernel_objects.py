@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -61,6 +62,15 @@ def test_impossible_configurations_are_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize("columns", [8, 128, 4096])
 def test_the_pick_is_a_candidate(product: Product, m: int, columns: int) -> None:
     assert config.pick(product, m, columns, columns, 32) in config.candidates(product)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile_m"), [(1, 64), (32, 64), (64, 128), (146, 64), (256, 64), (512, 128), (8192, 128)]
+)
+def test_the_height_of_tiles_follows_the_rows_of_an_average_group(rows: int, tile_m: int) -> None:
+    for product in (Product.FORWARD, Product.DLHS):
+        assert config.pick(product, 32 * rows, 4096, 4096, 32).tile_m == tile_m
+    assert config.pick(Product.DRHS, 32 * rows, 4096, 4096, 32).tile_m == 128
 
 
 def test_blocks_share_contractions_where_a_matrix_has_few_tiles() -> None:
@@ -162,7 +172,7 @@ def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
 def test_the_compile_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
     specs = [dataclasses.replace(SPEC, product=product) for product in Product]
-    monkeypatch.setattr(config, "default_specs", lambda dtypes: specs)
+    monkeypatch.setattr(config, "default_specs", lambda dtypes, candidates: specs)
     command_line.main(["compile", "--arch", "sm_90a", "--out", str(tmp_path), "--keep", "ptx,cubin"])
     entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
     assert [entry["product"] for entry in entries] == ["forward", "dlhs", "drhs"]
@@ -172,8 +182,77 @@ def test_the_compile_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert entry["config"] == dataclasses.asdict(spec.config)
         assert entry["dtypes"] == {"operands": "bfloat16", "result": "bfloat16"}
         assert entry["shared_memory_bytes"] <= config.SMEM_BYTES
-        assert entry.get("spill_instructions", 0) == 0
-        assert entry.get("registers", 168) <= 168
         data = objects.read(tmp_path / f"{entry['key']}.o")
         assert data is not None
         assert (tmp_path / f"{entry['key']}.cubin").read_bytes() == compile_objects.cubin(data)
+        ptx = (tmp_path / f"{entry['key']}.ptx").read_text()
+        assert ".target sm_90a" in ptx
+        assert "wgmma.mma_async" in ptx
+        if not compile_objects.missing_tools():
+            assert 0 < entry["registers"] <= 168
+            assert (entry["stack_bytes"], entry["local_bytes"], entry["spill_instructions"]) == (0, 0, 0)
+
+
+@pytest.fixture
+def pretended_compiler(monkeypatch: pytest.MonkeyPatch) -> list[config.KernelSpec]:
+    """Compilations that take no time; the list gets every spec that was compiled."""
+    compiled: list[config.KernelSpec] = []
+
+    def build_all(specs: list[config.KernelSpec], arch: str) -> Iterator[objects.Compiled]:
+        for spec in specs:
+            compiled.append(spec)
+            yield objects.Compiled(b"object " + spec.product.value.encode(), f"// {spec.product.value}")
+
+    monkeypatch.setattr(objects, "build_all", build_all)
+    monkeypatch.setattr(compile_objects, "resources", lambda data: {})
+    return compiled
+
+
+def test_only_what_is_missing_is_compiled(tmp_path: Path, pretended_compiler: list[config.KernelSpec]) -> None:
+    specs = [dataclasses.replace(SPEC, product=product) for product in Product]
+    paths = [tmp_path / f"{objects.key(spec, 'sm_90a')}.o" for spec in specs]
+    compile_objects.compile_all(specs[:2], "sm_90a", tmp_path)
+    paths[0].write_bytes(b"damaged")
+    compile_objects.compile_all(specs, "sm_90a", tmp_path)
+    assert pretended_compiler == [*specs[:2], specs[0], specs[2]]
+    assert [objects.read(path) for path in paths] == [b"object forward", b"object dlhs", b"object drhs"]
+    assert not list(tmp_path.glob("*.ptx"))
+    compile_objects.compile_all(specs[:1], "sm_90a", tmp_path, keep=["ptx"])  # from the object's own compilation
+    assert pretended_compiler[4:] == specs[:1]
+    assert paths[0].with_suffix(".ptx").read_text() == "// forward"
+
+
+@pytest.mark.usefixtures("pretended_compiler")
+def test_a_release_of_too_many_bytes_is_refused(tmp_path: Path) -> None:
+    specs = [dataclasses.replace(SPEC, product=product) for product in Product]
+    total = sum(len(f"object {product.value}") for product in Product)
+    with pytest.raises(ValueError, match=f"3 kernels have {total} bytes, more than the {total - 1} that are allowed"):
+        compile_objects.compile_all(specs, "sm_90a", tmp_path, max_bytes=total - 1)
+    assert not (tmp_path / "manifest.json").exists()
+    compile_objects.compile_all(specs, "sm_90a", tmp_path, max_bytes=total)
+    assert (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.usefixtures("pretended_compiler")
+def test_what_a_release_holds(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .* kernels have"):
+        command_line.main(["compile", "--out", str(tmp_path), "--release", "--max-mib", "0.0001"])
+    command_line.main(["compile", "--out", str(tmp_path), "--release"])
+    entries = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
+    assert {entry["dtypes"]["operands"] for entry in entries} == {"bfloat16", "float16"}
+    assert all(entry["dtypes"]["operands"] == entry["dtypes"]["result"] and not entry["bias"] for entry in entries)
+    for product in Product:
+        configs = {json.dumps(entry["config"]) for entry in entries if entry["product"] == product.value}
+        assert len(configs) == len(config.candidates(product))
+
+
+def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main(["compile", "--out", str(tmp_path), "--keep", "ptx,sass"])
+    assert "sass: choose from ptx, cubin" in capsys.readouterr().err
+
+
+def test_without_the_compiler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install 'jax_ggemm\[compile\]'"):
+        command_line.main(["compile", "--out", str(tmp_path)])

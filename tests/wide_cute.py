@@ -11,6 +11,7 @@ the same operands, and here it takes only those that the kernels take.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,13 +26,16 @@ from jax_ggemm.products import Call, Operands, Product
 HAS_GPU = cute._architecture() is not None
 
 
-class CpuStandIn(cute.Targets):
+class CpuStandIn:
     """Runs a kernel's custom call on the CPU's handler, after checks of what the kernel relies on."""
 
-    def __init__(self) -> None:
-        super().__init__(("cpu",))
+    architectures = ("sm_90a",)
 
-    def call(self, spec: config.KernelSpec, arrays: list[jax.Array], result: Any) -> jax.Array:
+    def unavailable(self, spec: config.KernelSpec, arch: str) -> str | None:
+        del spec, arch
+
+    def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
+        (spec,) = specs.values()
         lhs, rhs, sizes, offset, *bias = arrays
         batch = result.shape[0]
         weights = result if spec.product is Product.DRHS else rhs

@@ -10,7 +10,9 @@ from pathlib import Path
 from cutlass import cute
 
 from jax_ggemm.kernel.config import KernelSpec
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.kernel.sm90 import GroupedGemmSm90
+from jax_ggemm.kernel.sm100 import GroupedGemmSm100
 
 PREFIX = "jax_ggemm"
 """The name of the function in every object."""
@@ -20,14 +22,14 @@ def build(spec: KernelSpec, arch: str) -> tuple[bytes, str]:
     """Compiles a kernel.
 
     Args:
-      spec: what for.
-      arch: the GPU architecture, "sm_90a".
+      spec: what for. Its configuration is one of the architecture's.
+      arch: the GPU architecture, "sm_90a" or "sm_100a".
 
     Returns:
       A relocatable object (the host function that launches the kernel, and the kernel's machine code), and the PTX that
       this machine code was assembled from. Keeping the PTX changes no byte of the object.
     """
-    gemm = GroupedGemmSm90(spec)
+    gemm = (GroupedGemmSm100 if isinstance(spec.config, Sm100Config) else GroupedGemmSm90)(spec)
     with tempfile.TemporaryDirectory() as dumps:  # the DSL keeps PTX in a file
         options = f"--gpu-arch {arch} --keep-ptx --dump-dir {dumps}"
         compiled = cute.compile(gemm, *gemm.example_arguments(), options=options)

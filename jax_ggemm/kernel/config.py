@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.products import Product
 
 SMEM_BYTES = 227 * 1024
@@ -94,9 +95,17 @@ def _staging_bytes(tile_m: int) -> int:
 
 _WIDE = Sm90Config(tile_m=128, tile_n=256, stages=4)
 _NARROW = Sm90Config(tile_m=128, tile_n=128, stages=6)
-_FEW_ROWS = Sm90Config(tile_m=64, tile_n=256, stages=5)
+_LOW = Sm90Config(tile_m=64, tile_n=256, stages=5)
 _WIDE_PAIR = dataclasses.replace(_WIDE, cluster=2)
 _NARROW_PAIR = dataclasses.replace(_NARROW, cluster=2)
+
+_ROWS_FOR_LOW_TILES = ((0, 32), (128, 320))
+"""Rows of an average group for which tiles of 64 rows are faster, on an H200 (docs/hopper.md).
+
+Up to 32, where weights are read once and more stages are on their way. And where groups have a few tiles, of which the
+last is half empty. In between a group is one tile of 128 rows, and two of 64 would read its weights twice; above, tiles
+of 128 rows multiply faster.
+"""
 
 _PAIRS_OF_MULTIPROCESSORS = 66
 """Of an H200. A matrix of no more tiles cannot keep it busy, should one group have most rows."""
@@ -105,7 +114,7 @@ _PAIRS_OF_MULTIPROCESSORS = 66
 def candidates(product: Product) -> tuple[Sm90Config, ...]:
     """The configurations for a product that are compiled ahead of time."""
     if product.rows_are_ragged:
-        return (_WIDE, _NARROW, _FEW_ROWS)
+        return (_WIDE, _NARROW, _LOW)
     return (_WIDE, _NARROW, _WIDE_PAIR, _NARROW_PAIR)
 
 
@@ -128,9 +137,8 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
         tiles = ceil_div(k, _WIDE.tile_m) * ceil_div(n, _WIDE.tile_n)
         if tiles <= _PAIRS_OF_MULTIPROCESSORS:
             return _NARROW_PAIR if narrow else _WIDE_PAIR
-    elif not narrow and m <= _FEW_ROWS.tile_m // 2 * groups:
-        # Tiles of 64 rows read fewer rows that are not theirs, and multiply more slowly: for groups of a few rows.
-        return _FEW_ROWS
+    elif not narrow and any(low * groups < m <= high * groups for low, high in _ROWS_FOR_LOW_TILES):
+        return _LOW
     return _NARROW if narrow else _WIDE
 
 
@@ -175,7 +183,7 @@ class KernelSpec:
     in_dtype: np.dtype
     out_dtype: np.dtype
     has_bias: bool
-    config: Sm90Config
+    config: Sm90Config | Sm100Config
 
     def __post_init__(self) -> None:
         if self.config.cluster > 1 and self.product.rows_are_ragged:
@@ -196,11 +204,21 @@ class KernelSpec:
         }
 
 
-def default_specs(dtypes: Sequence[np.dtype]) -> Iterator[KernelSpec]:
-    """The kernels of a release: every candidate of every product, with results of the operands' type or float32."""
+def default_specs(
+    dtypes: Sequence[np.dtype], candidates: Callable[[Product], Sequence[Any]] = candidates
+) -> Iterator[KernelSpec]:
+    """The kernels of a release: every candidate of every product, with results of the operands' type or float32.
+
+    Args:
+      dtypes: of the operands.
+      candidates: the configurations for a product.
+
+    Yields:
+      What to compile.
+    """
     for product in Product:
         for dtype in dtypes:
-            for out_dtype in (dtype, np.dtype(np.float32)):
+            for out_dtype in dict.fromkeys((dtype, np.dtype(np.float32))):
                 for has_bias in (False, True) if product.rows_are_ragged else (False,):
                     for config in candidates(product):
                         yield KernelSpec(product, dtype, out_dtype, has_bias, config)

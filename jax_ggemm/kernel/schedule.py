@@ -16,6 +16,7 @@ import cutlass
 from cutlass import Int32, Int64, cute, pipeline
 
 from jax_ggemm.kernel.config import TILE_K, Sm90Config, ceil_div, place_in_group
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.products import Product
 
 WARP = 32
@@ -161,8 +162,10 @@ class Scheduler:
     are done. Such groups come first.
     """
 
-    def __init__(self, config: Sm90Config, product: Product):
+    def __init__(self, config: Sm90Config | Sm100Config, product: Product, tile_k: int = TILE_K, blocks: int = 1):
         self.config = config
+        self.tile_k = tile_k
+        self.blocks = blocks  # that share a tile
         self.ragged_rows = product.rows_are_ragged
         self.columns_are_n = product is not Product.DLHS
         self.shares = config.cluster == 2
@@ -177,6 +180,9 @@ class Scheduler:
         cluster = self.config.cluster
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
+        if cutlass.const_expr(self.blocks > 1):
+            block //= self.blocks
+            blocks //= self.blocks
         next_deal, rank, stride = block // cluster, block % cluster, blocks // cluster
         deals_before = Int32(0)
         element = Int32(0)
@@ -257,11 +263,11 @@ class Scheduler:
             if rank == 0:
                 role = Int32(RECEIVES)
                 k_tiles = first_half
-                depth = first_half * TILE_K
+                depth = first_half * self.tile_k
             else:
                 role = Int32(SENDS)
                 k_tiles -= first_half
-                skipped = first_half * TILE_K
+                skipped = first_half * self.tile_k
                 depth -= skipped
         return dataclasses.replace(
             tile, k_tiles=k_tiles, a_row=tile.a_row + skipped, b_row=tile.b_row + skipped, depth=depth, role=role
@@ -302,7 +308,7 @@ class Scheduler:
         column = place[1] * self.config.tile_n
         if cutlass.const_expr(not self.ragged_rows):
             return WorkTile(
-                k_tiles=ceil_div(rows, TILE_K),
+                k_tiles=ceil_div(rows, self.tile_k),
                 column=column,
                 a_row=element * e.lhs_step + start,
                 b_row=element * e.rhs_step + start,
@@ -314,7 +320,7 @@ class Scheduler:
             )
         contracted = e.k if cutlass.const_expr(self.columns_are_n) else e.n
         return WorkTile(
-            k_tiles=ceil_div(contracted, TILE_K) if weight >= 0 else Int32(0),
+            k_tiles=ceil_div(contracted, self.tile_k) if weight >= 0 else Int32(0),
             column=column,
             a_row=element * e.lhs_step + start + down,
             b_row=element * e.rhs_step + weight,

@@ -6,13 +6,7 @@ runs the scheduler. The other two multiply, and write the result.
     warp 1     schedule --work ring--+--> warp 0    TMA loads --stages--+
                                      +--> warps 4 to 11  products <-----+  --> epilogue
 
-One tensor map per operand serves all groups:
-
-- Where rows are ragged, lhs is one matrix, whose tiles start at any row. A tile that reaches past the end of its
-  group reads rows of the next one; each row of the result depends on one row of lhs, and foreign ones are not written.
-- Where rows are contracted, foreign rows must not enter at all. The view's row axis has 2^30 rows, and ends
-  where the group ends: two more axes, whose strides cancel the shift modulo 2^64, move it there. The TMA unit then
-  fills rows past the end of the group with zeros, as it does for columns past the end of the matrix.
+`operands` says how one tensor map serves every group.
 """
 
 from __future__ import annotations
@@ -23,13 +17,13 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Int32, Int64, cute, pipeline
+from cutlass import Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from jax_ggemm.kernel import epilogue
-from jax_ggemm.kernel.config import TILE_K, KernelSpec
+from jax_ggemm.kernel import epilogue, operands
+from jax_ggemm.kernel.config import TILE_K, KernelSpec, Sm90Config
 from jax_ggemm.kernel.exchange import BARRIERS, Exchange, exchange_bytes
 from jax_ggemm.kernel.schedule import FIELDS, RECEIVES, RING_DEPTH, SENDS, Extents, Scheduler, WorkRing, WorkTile
 from jax_ggemm.products import Product
@@ -44,29 +38,25 @@ _THREADS = (1 + _CONSUMERS) * _WARPGROUP
 _LOAD_REGISTERS = 40
 _PRODUCT_REGISTERS = 232
 
-_RAGGED_ROWS = 2**30
-_TURN = 2**64 // _RAGGED_ROWS
-"""_RAGGED_ROWS steps of this many elements return to the same address."""
 
+@cute.jit
+def _take(acc: cute.Tensor):
+    """Makes what follows use the accumulators as they are now, after the wait for the products.
 
-def _ragged(data: cute.Pointer, columns: Any) -> cute.Tensor:
-    """A matrix as (column, row, turn, end), for `_rows_of_group`."""
-    row = Int64(columns)
-    return cute.make_tensor(
-        data,
-        cute.make_layout((columns, _RAGGED_ROWS, 2**31 - 1, 2**31 - 1), stride=(1, row, Int64(_TURN) - row, row)),
-    )
-
-
-def _rows_of_group(view: cute.Tensor, first: Int32, rows: Int32) -> cute.Tensor:
-    """The (column, row) view of a group's rows, in which every row past the last is out of bounds."""
-    return cute.domain_offset((0, _RAGGED_ROWS - rows), view[None, None, _RAGGED_ROWS, first + rows])
+    The compiler sees no connection between the two. It would move conversions before the wait, and ptxas would then
+    wait for each single product.
+    """
+    for i in cutlass.range_constexpr(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Float32], read_only_args=[acc[i]]
+        )
 
 
 class GroupedGemmSm90:
     """The kernel of one `KernelSpec`."""
 
     def __init__(self, spec: KernelSpec):
+        assert isinstance(spec.config, Sm90Config)
         self.spec = spec
         self.config = spec.config
         self.dtype = _DTYPES[spec.in_dtype.name]
@@ -112,7 +102,7 @@ class GroupedGemmSm90:
         m, k, n, *others = arguments[6:]
         k, n = cute.assume(k, divby=8), cute.assume(n, divby=8)
         extents = Extents(m, k, n, *others)
-        a_view, b_view = self._views(lhs, rhs, extents)
+        a_view, b_view = operands.views(self.spec.product, lhs, rhs, extents)
 
         tiled_mma = hopper.make_trivial_tiled_mma(
             self.dtype,
@@ -168,27 +158,6 @@ class GroupedGemmSm90:
         """Shared memory that results leave through."""
         staged = 0 if staging is None else cute.cosize(staging[2]) * self.out_dtype.width // 8
         return max(staged, exchange_bytes(_CONSUMERS * _WARPGROUP) if self.shares else 0)
-
-    def _views(self, lhs: cute.Pointer, rhs: cute.Pointer, e: Extents) -> tuple[cute.Tensor, cute.Tensor]:
-        """The operands as (m or n, contracted, ...), for one tensor map each."""
-        if not self.ragged_rows:
-            return _ragged(lhs, e.k), _ragged(rhs, e.n)
-        lhs_rows = cutlass.max(e.m, e.lhs_step * e.batch)
-        matrices = cutlass.max(e.weights, e.rhs_step * e.batch)
-        k, n = Int64(e.k), Int64(e.n)
-        matrix = cute.assume(k * n, divby=8)
-        n = cute.assume(n, divby=8)
-        k = cute.assume(k, divby=8)
-        if self.spec.product is Product.FORWARD:
-            a_shape, a_stride = (lhs_rows, e.k), (k, 1)
-            b_shape, b_stride = (e.n, e.k, matrices), (1, n, matrix)
-        else:
-            a_shape, a_stride = (lhs_rows, e.n), (n, 1)
-            b_shape, b_stride = (e.k, e.n, matrices), (n, 1, matrix)
-        return (
-            cute.make_tensor(lhs, cute.make_layout(a_shape, stride=a_stride)),
-            cute.make_tensor(rhs, cute.make_layout(b_shape, stride=b_stride)),
-        )
 
     @staticmethod
     def _tensor_map(view: cute.Tensor, smem: cute.ComposedLayout, tile: tuple[int, int]) -> Any:
@@ -280,8 +249,10 @@ class GroupedGemmSm90:
                 a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
                 b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
             else:
-                a_rows = cute.domain_offset((tile.a_column, 0), _rows_of_group(a_tensor, tile.a_row, tile.depth))
-                b_rows = cute.domain_offset((tile.column, 0), _rows_of_group(b_tensor, tile.b_row, tile.depth))
+                a_rows = cute.domain_offset(
+                    (tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth)
+                )
+                b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
             a_to, a_from = self._partition(a_tma, a_stages, a_rows, self.tile[0])
             b_to, b_from = self._partition(b_tma, b_stages, b_rows, self.tile[1])
             for k_tile in cutlass.range(tile.k_tiles, unroll=1):
@@ -344,6 +315,7 @@ class GroupedGemmSm90:
                     stages.consumer_release(release)
                     release.advance()
             warpgroup.wait_group(0)
+            _take(acc)
             if tile.k_tiles > 0:
                 stages.consumer_release(release)
                 release.advance()

@@ -201,13 +201,19 @@ class Emulated:
     checks: Checks = Checks()
     name: str = "ptx_emulator"
 
-    def unavailable(self, spec: KernelSpec) -> str | None:
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """As `cute.Targets`."""
+        return (self.arch,)
+
+    def unavailable(self, spec: KernelSpec, arch: str) -> str | None:
         """Why a kernel cannot be had, or None where it can."""
-        del spec
+        del spec, arch
         return None if importlib.util.find_spec("cutlass") else "the CuTe DSL is not installed"
 
-    def call(self, spec: KernelSpec, arrays: list[jax.Array], result: Any) -> jax.Array:
+    def call(self, specs: Mapping[str, KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
         """Stands for the custom call."""
+        spec = specs[self.arch]
         compiled(spec, self.arch)  # not during the callback
         names = ("lhs", "rhs", "group_sizes", "group_offset", "bias")[: len(arrays)]
 

@@ -1,0 +1,131 @@
+"""Blackwell: what fits an SM, and which configuration a call takes. Plain Python: nothing here imports the DSL."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import ClassVar
+
+import numpy as np
+
+SMEM_BYTES = 227 * 1024
+"""Shared memory that one block of compute capability 10.0 may have (CUDA C++ Programming Guide, table of
+technical specifications per compute capability)."""
+
+TMEM_COLUMNS = 512
+"""32-bit columns of tensor memory, each of 128 lanes, that an SM has (PTX ISA, Tensor Memory)."""
+
+FIXED_BYTES = 1024
+"""Room for the barriers and the ring of work tiles, before the first operand tile."""
+
+K_TILE_BYTES = 128
+"""Of a row in a tile of the contraction: one row of the widest swizzle."""
+
+ATOM_COLUMNS = 256
+"""Columns of the widest product that one instruction gives."""
+
+
+class Eviction(enum.IntEnum):
+    """How long L2 should hold what a TMA load brought, as the 64-bit policy that the load takes."""
+
+    NORMAL = 0x1000000000000000
+    FIRST = 0x12F0000000000000
+    LAST = 0x14F0000000000000
+
+
+@dataclasses.dataclass(frozen=True)
+class Sm100Config:
+    """A kernel for Blackwell: a persistent block per SM, with accumulators in tensor memory.
+
+    Each switch of the four changes that make bytes in flight, or hide the epilogue, stands alone.
+    """
+
+    cluster: ClassVar[int] = 1
+    """Blocks that share the contraction of a tile."""
+
+    tile_m: int = 128
+    """Rows of a tile: 64 or 128 of one block, or 256 of a pair of blocks that multiplies as one (`cta_group::2`)."""
+    tile_n: int = 256
+    """Columns of a tile: 128 or 256, or 512 of a pair, which fill tensor memory."""
+    stages: int = 4
+    """Tiles of the left operand that shared memory holds."""
+    weight_k_tiles: int = 1
+    """Neighbouring tiles of the contraction that a stage of the right operand holds: 1, or 2 loaded at once."""
+    weight_stages: int = 4
+    """Stages of the right operand: `stages` where each holds one tile."""
+    wide_boxes: bool = True
+    """A stage of the right operand is loaded with as few requests as can be: see `wide_boxes`."""
+    splits_accumulator: bool = False
+    """Of 512 columns: each half is handed to the epilogue, and given back, on its own."""
+    wide_stores: bool = True
+    """Results leave registers 32 bytes at a time where they are aligned to that, otherwise 16."""
+    weight_eviction: Eviction = Eviction.NORMAL
+    swizzle: int = 8
+    """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
+
+    def __post_init__(self) -> None:
+        columns = {128, 256, 512} if self.tile_m == 256 else {128, 256}
+        if self.tile_m not in {64, 128, 256} or self.tile_n not in columns:
+            raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
+        if self.weight_k_tiles not in {1, 2}:
+            raise ValueError(f"a stage of weights holds 1 or 2 tiles of the contraction, not {self.weight_k_tiles}")
+        if self.weight_k_tiles == 1 and self.weight_stages != self.stages:
+            raise ValueError(f"{self.stages} stages, but {self.weight_stages} of weights, which share their barriers")
+        if self.splits_accumulator and self.tile_n <= ATOM_COLUMNS:
+            raise ValueError(f"tiles of {self.tile_n} columns have an accumulator of one part")
+        if min(self.stages, self.weight_stages) < 2 or self.shared_memory_bytes > SMEM_BYTES:
+            raise ValueError(
+                f"{self.stages} stages of {self.stage_bytes} bytes and {self.weight_stages} of "
+                f"{self.weight_stage_bytes} are fewer than 2, or do not fit {SMEM_BYTES} bytes of shared memory"
+            )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that work on a tile together."""
+        return 2 if self.tile_m == 256 else 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one tile of the left operand in one block."""
+        return self.tile_m // self.blocks * K_TILE_BYTES
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        """Bytes of one stage of the right operand in one block."""
+        return self.tile_n // self.blocks * K_TILE_BYTES * self.weight_k_tiles
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Shared memory of one block, at most."""
+        return FIXED_BYTES + self.stages * self.stage_bytes + self.weight_stages * self.weight_stage_bytes
+
+    def shared_memory_for(self, out_dtype: np.dtype) -> int:
+        """Shared memory that one block is launched with: results need none."""
+        del out_dtype
+        return self.shared_memory_bytes
+
+    @property
+    def slot_columns(self) -> int:
+        """Columns of the accumulator that are handed over at once."""
+        return ATOM_COLUMNS if self.splits_accumulator else self.tile_n
+
+    @property
+    def slots(self) -> int:
+        """Parts of tensor memory that take turns: two tiles, or two halves of one, where there is room."""
+        return min(2, TMEM_COLUMNS // self.slot_columns)
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns of tensor memory, a power of two."""
+        return self.slots * self.slot_columns
+
+    @property
+    def slots_per_tile(self) -> int:
+        """Parts that make a tile."""
+        return self.tile_n // self.slot_columns
+
+    @property
+    def held_stages(self) -> int:
+        """Stages that wait for the second half of the accumulator after they were added to the first."""
+        pairs = min(self.stages // 2, self.weight_stages * self.weight_k_tiles // 2)
+        return max(pairs // self.weight_k_tiles * self.weight_k_tiles, 1)
