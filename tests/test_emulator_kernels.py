@@ -26,7 +26,7 @@ from jax_ggemm.routing import Router
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
-from ptx_emulator import kernels  # noqa: E402
+from ptx_emulator import kernels
 
 pytestmark = pytest.mark.emulator
 

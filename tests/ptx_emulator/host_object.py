@@ -112,7 +112,7 @@ class HostObject:
                         values,
                     )
                 )
-            except BaseException as error:  # noqa: BLE001  (must not cross the C code)
+            except BaseException as error:
                 raised.append(error)
                 return 1
             return 0
