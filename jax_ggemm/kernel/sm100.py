@@ -12,7 +12,7 @@ Barriers, with who arrives on them and how often:
     stage empty      of each block: 1, by the commit of the products that read the stage
     weights empty    the same, where a stage of weights holds more than one tile of the contraction. What fills it is
                      counted by the full barrier of the stage that opens it.
-    slot full        of each block: 1, by the commit of the tile's last product
+    slot full        of each block: 1, by the commit of the last product into the slot
     slot empty       of the first block: 4 for each block, one from each warp of the epilogue
 
 `operands` says how one tensor map serves every group.
@@ -32,7 +32,7 @@ from cutlass.memory import SmemAllocator
 from jax_ggemm.kernel import epilogue_sm100 as epilogue
 from jax_ggemm.kernel import operands, rings
 from jax_ggemm.kernel.config import KernelSpec
-from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Sm100Config
+from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Eviction, Sm100Config
 from jax_ggemm.kernel.epilogue import Result
 from jax_ggemm.kernel.rings import Barriers
 from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
@@ -173,6 +173,8 @@ class GroupedGemmSm100:
         if warp == _LOAD_WARP:
             cpasync.prefetch_descriptor(a_tma)
             cpasync.prefetch_descriptor(b_tma)
+            if cutlass.const_expr(self.wide_boxes is not None):
+                cpasync.prefetch_descriptor(wide[0])
 
         storage = SmemAllocator().allocate(self.storage)
         a_stages = storage.a.get_tensor(a_smem.outer, swizzle=a_smem.inner)
@@ -265,7 +267,13 @@ class GroupedGemmSm100:
                     num_bytes += config.weight_stage_bytes * self.blocks
                 if place[0] == 0:
                     full.expect(at, num_bytes)
-                cute.copy(a_operand[0], a_tiles[1][None, k_tile], a_tiles[0][None, at.index], tma_bar_ptr=full.at(at))
+                cute.copy(
+                    a_operand[0],
+                    a_tiles[1][None, k_tile],
+                    a_tiles[0][None, at.index],
+                    tma_bar_ptr=full.at(at),
+                    cache_policy=Int64(Eviction.NORMAL.value),
+                )
                 if opens:
                     to = (weights_at.index, full.at(at))
                     self._load_weights(b_operand, (b_tiles, boxes), (tile, place, k_tile // per_stage), to)
@@ -372,7 +380,9 @@ class GroupedGemmSm100:
                         ahead.advance()
                         if self._closes(k_tile, tile.k_tiles):
                             weights_ahead.advance()
-                    slot_full_first = slot.clone()
+                    first_slot = slot.clone()
+                    if started == tile.k_tiles:
+                        slot_full.commit(first_slot)
                     slot.advance()
                     slot_empty.wait(slot)
                     second = acc[None, 0, None, slot.index]
@@ -386,13 +396,13 @@ class GroupedGemmSm100:
                     full.wait(at)
                     tiled_mma = self._add(tiled_mma, first, (a, b), 0, (at.index, weights_at.index), k_tile)
                     if cutlass.const_expr(config.splits_accumulator):
+                        if k_tile == tile.k_tiles - 1:
+                            slot_full.commit(first_slot)
                         tiled_mma = self._add(tiled_mma, second, (a, b), 1, (at.index, weights_at.index), k_tile)
                     self._release(barriers, at, weights_at, k_tile, tile.k_tiles)
                     at.advance()
                     if self._closes(k_tile, tile.k_tiles):
                         weights_at.advance()
-                if cutlass.const_expr(config.splits_accumulator):
-                    slot_full.commit(slot_full_first)
                 slot_full.commit(slot)
                 slot.advance()
             tile = work.get(position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ptx_emulator.costs import Costs
 from ptx_emulator.emulator import Checks, EmulationError, Fault, Launch, Report, emulate
 from ptx_emulator.memory import Memory
 
@@ -18,4 +19,4 @@ def implementation(arch: str, **options: Any) -> Emulated:
     return kernels.implementation(arch, **options)
 
 
-__all__ = ["Checks", "EmulationError", "Fault", "Launch", "Memory", "Report", "emulate", "implementation"]
+__all__ = ["Checks", "Costs", "EmulationError", "Fault", "Launch", "Memory", "Report", "emulate", "implementation"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ptx_emulator import native, parser
+from ptx_emulator.costs import Costs
 from ptx_emulator.memory import Memory, empty
 from ptx_emulator.syntax import UnsupportedInstructionError
 
@@ -42,8 +43,8 @@ class Checks:
     """Warp instructions of the launch."""
     resident_clusters: int = 2
     """Clusters that run at the same time; the others wait for their turn."""
-    timeline: bool = False
-    """Runs by the cost model's time instead of in random order, and records what was busy when."""
+    timeline: Costs | None = None
+    """Runs by this cost model's time instead of in random order, and records what was busy when."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +171,10 @@ def _check(kernel: parser.Kernel, launch: Launch) -> None:
 
 
 def _registers(kernel: parser.Kernel, launch: Launch) -> int:
-    """Registers that a thread starts with: what ptxas gives it from the sizes that the entry declares."""
+    """Registers that a thread starts with where ptxas gives it all that there are; 0 where it may give fewer."""
     threads = -(-int(np.prod(launch.block)) // 32) * 32
-    return min(65536 // (threads * kernel.min_ctas) // 8 * 8, 255)
+    share = 65536 // (threads * kernel.min_ctas) // 8 * 8
+    return share if kernel.reqntid and share < 255 else 0
 
 
 def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, checks: Checks) -> Report:
@@ -193,6 +195,7 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
         argument.start, argument.bytes = array.ctypes.data, array.nbytes
         argument.writable = writable
         argument.written = None if written is None else written.ctypes.data
+    costs = np.array(dataclasses.astuple(checks.timeline or Costs()), np.float64)
     raw_constants = (ctypes.c_uint8 * max(len(constants), 1)).from_buffer(constants or bytearray(1))
     argument = native.LaunchArgument(
         instructions=instructions.ctypes.data,
@@ -215,8 +218,9 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
         blackwell=kernel.target.startswith("sm_10"),
         max_faults=checks.max_faults,
         resident_clusters=checks.resident_clusters,
-        timeline=checks.timeline,
+        timeline=checks.timeline is not None,
         max_instructions=checks.max_instructions,
+        costs=costs.ctypes.data,
         buffers=buffer_arguments,
         buffer_count=len(buffers),
         counts=counts.ctypes.data,

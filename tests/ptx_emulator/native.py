@@ -55,6 +55,7 @@ class LaunchArgument(ctypes.Structure):
         ("resident_clusters", ctypes.c_int32),
         ("timeline", ctypes.c_int32),
         ("max_instructions", ctypes.c_int64),
+        ("costs", ctypes.c_void_p),
         ("buffers", ctypes.POINTER(BufferArgument)),
         ("buffer_count", ctypes.c_int64),
         ("counts", ctypes.c_void_p),

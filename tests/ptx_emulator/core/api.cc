@@ -33,6 +33,7 @@ struct LaunchArgument {
   uint64_t seed;
   int32_t races, blackwell, max_faults, resident_clusters, timeline;
   int64_t max_instructions;
+  const double* costs;  // the fields of ptx::Costs
   const BufferArgument* buffers;
   int64_t buffer_count;
   int64_t* counts;  // by instruction; written
@@ -95,6 +96,7 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
     memory.Add(std::move(buffer));
   }
   ptx::Machine machine(program, options, memory);
+  std::memcpy(&machine.costs, launch->costs, sizeof(machine.costs));
   machine.Run();
   launch->executed = machine.instructions;
   std::memcpy(launch->counts, machine.executed.data(), machine.executed.size() * sizeof(int64_t));
@@ -103,12 +105,19 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
     for (const ptx::Fault& fault : faults) {
       if (json.size() > 1) json += ", ";
       json += "{\"kind\": " + Quote(fault.kind) + ", \"message\": " + Quote(fault.message) +
-              Text(", \"pc\": %u, \"cta\": [%u, %u, %u], \"warp\": %d, \"lanes\": %u}", fault.site.pc,
-                   fault.site.cta.x, fault.site.cta.y, fault.site.cta.z, fault.site.warp, fault.site.lanes);
+              Text(", \"pc\": %u, \"cta\": [%u, %u, %u], \"warp\": %d, \"lanes\": %u}", fault.site.pc, fault.site.cta.x,
+                   fault.site.cta.y, fault.site.cta.z, fault.site.warp, fault.site.lanes);
     }
     return json + "]";
   };
-  const std::string json = "{\"faults\": " + list(machine.faults) + ", \"warnings\": " + list(machine.warnings) + "}";
+  std::string timeline = "null";
+  if (options.timeline) {
+    std::vector<ptx::CtaTimeline*> ctas;
+    for (const auto& cta : machine.timelines) ctas.push_back(cta.get());
+    timeline = ptx::ToJson(ctas, program);
+  }
+  const std::string json = "{\"faults\": " + list(machine.faults) + ", \"warnings\": " + list(machine.warnings) +
+                           ", \"timeline\": " + timeline + "}";
   return strdup(json.c_str());
 }
 

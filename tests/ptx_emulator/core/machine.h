@@ -17,6 +17,7 @@
 #include "memory.h"
 #include "program.h"
 #include "shadow.h"
+#include "timeline.h"
 
 namespace ptx {
 
@@ -26,7 +27,17 @@ struct Warp;
 
 // What a group of lanes waits for.
 struct Wait {
-  enum Kind { kNothing, kMbarrier, kNamedBarrier, kClusterBarrier, kBulkGroups, kLanes, kTmem, kPeer, kRegisters } kind = kNothing;
+  enum Kind {
+    kNothing,
+    kMbarrier,
+    kNamedBarrier,
+    kClusterBarrier,
+    kBulkGroups,
+    kLanes,
+    kTmem,
+    kPeer,
+    kRegisters
+  } kind = kNothing;
   Cta* cta = nullptr;
   uint32_t number = 0;  // mbarrier offset, barrier id, groups that may be pending, lane mask, columns
   uint64_t value = 0;   // parity, generation, whether reading is enough
@@ -38,11 +49,13 @@ struct Fragment {
   uint32_t mask = 0;
   Wait wait;
   bool arrived = false;  // at the barrier that it waits for
+  double blocked_since = -1;
 };
 
 struct BulkOp {
   bool read = false, done = false;
   bool waited = false;  // by its thread, for the reading at least
+  double time = 0;
   uint32_t pc = 0;
   uint32_t agent = 0;
   uint32_t read_clock = 0, write_clock = 0;
@@ -113,6 +126,8 @@ struct Warp {
   bool early = false;               // one of them was used before its wait
   Site early_site;
   int early_line = 0;
+  std::deque<double> product_ends;  // when each group that is committed is complete
+  double product_end = 0;
   uint32_t wgmma_agent = 0;  // of its products, or of its TMEM accesses
 
   // Cluster barrier.
@@ -120,7 +135,7 @@ struct Warp {
   bool cluster_arrived = false;
   bool reported_done = false;
 
-  double time = 0;  // timeline mode
+  double time = 0;  // timeline mode; also where else there is a time
 
   bool done() const { return fragments.empty(); }
 };
@@ -185,6 +200,7 @@ struct Cta {
   std::vector<Warpgroup> warpgroups;
   std::unique_ptr<Tmem> tmem;
   uint32_t free_registers = 0;
+  std::unique_ptr<CtaTimeline> timeline;
   uint32_t tensor_agent = 0;
   uint32_t tensor_clock = 0;
 };
@@ -206,9 +222,14 @@ struct Cluster {
   uint32_t first_slot = 0;
   std::array<uint32_t, 64> slot_clocks{};
   uint32_t next_slot = 0;
+  // Agents for the lanes of asynchronous stores, where there are such.
+  static constexpr uint32_t kWideSlots = 8;
+  uint32_t first_wide_slot = 0, next_wide_slot = 0;
+  std::array<uint32_t, kWideSlots> wide_slot_clocks{};
   uint64_t generation = 0;
   uint32_t arrived_warps = 0;
   Clocks barrier_current, barrier_complete;
+  double time = 0;
 };
 
 struct Random {
@@ -231,11 +252,14 @@ class Machine {
  public:
   Machine(const Program& program, const Options& options, GlobalMemory& memory);
   void Run();
+  const Program& program() const { return program_; }
 
   std::vector<Fault> faults;
   std::vector<Fault> warnings;
   std::vector<int64_t> executed;  // by instruction
   int64_t instructions = 0;
+  std::vector<std::unique_ptr<CtaTimeline>> timelines;
+  Costs costs;
 
  private:
   // ---- scheduler.cc ----
@@ -246,6 +270,14 @@ class Machine {
   void RunWarp(Warp& warp, int quantum);
   bool RunAsync(Cluster& cluster);
   void MergeFragments(Warp& warp);
+  void RunRandomly();
+  void RunByTime();
+  bool StartOrFinish();
+  void CheckLimit(const Warp& warp);
+  void Spend(Warp& warp, const Instr& instr);
+  double LoadReady(Cta& cta, uint64_t bytes, uint64_t address);
+  double StoreReady(Cta& cta, uint64_t bytes);
+  double TensorReady(Cta& cta, int core, double products, double rate, double earliest);
   void FinishWarp(Warp& warp);
   void FinishCluster(Cluster& cluster);
   [[noreturn]] void Deadlock();
@@ -389,6 +421,12 @@ class Machine {
   // ---- tcgen05.cc ----
   Step TcAlloc(Context& c);
   void TcDealloc(Context& c);
+  struct ScaleFormat {
+    int block;           // elements that share a factor
+    bool exponent_only;  // ue8m0, otherwise ue4m3
+  };
+  void ApplyScales(const Site& site, Cta& cta, const Actor& actor, ScaleFormat format, uint32_t address, uint32_t id,
+                   std::vector<float>& values, int rows, int k);
   void TcMma(Context& c);
   void TcCommit(Context& c);
   void TcCp(Context& c);
@@ -408,6 +446,8 @@ class Machine {
   uint16_t started_ = 0;
   uint64_t progress_ = 0;  // grows with everything that may end a wait
   Random random_;
+  std::set<uint64_t> fetched_;  // timeline mode: what loads have brought into L2
+  double now_ = 0;              // timeline mode: of what runs
   std::map<std::pair<uint32_t, uint32_t>, int> reported_races_;
   std::set<std::pair<uint32_t, uint32_t>> warned_;
   alignas(64) uint8_t scratch_[512];

@@ -59,14 +59,14 @@ void Machine::WriteShared(const Site& site, Cta& cta, uint32_t offset, uint32_t 
                           const void* from) {
   const uint32_t first_word = offset / 8, last_word = (offset + bytes - 1) / 8;
   if (std::memchr(cta.barrier_words.data() + first_word, 1, last_word - first_word + 1) != nullptr) {
-    Fail("protocol", site, Text("a write to bytes %u to %u of shared memory, where an mbarrier is",
-                                offset - kReservedShared, offset + bytes - kReservedShared));
+    Fail("protocol", site,
+         Text("a write to bytes %u to %u of shared memory, where an mbarrier is", offset - kReservedShared,
+              offset + bytes - kReservedShared));
   }
   if (options_.races) {
-    cta.shadow->Touch(offset, bytes, actor, true,
-                      [&](const Access& before, bool before_writes, uint64_t at) {
-                        Race("shared memory", site, before, before_writes, true, at - kReservedShared, *cta.cluster, "");
-                      });
+    cta.shadow->Touch(offset, bytes, actor, true, [&](const Access& before, bool before_writes, uint64_t at) {
+      Race("shared memory", site, before, before_writes, true, at - kReservedShared, *cta.cluster, "");
+    });
   }
   std::memcpy(cta.shared.data() + offset, from, bytes);
   std::memset(cta.shared_written.data() + offset, 1, bytes);
@@ -88,10 +88,9 @@ void Machine::ReadGlobal(const Site& site, Cluster& cluster, uint64_t address, u
               static_cast<unsigned long long>(offset)));
   }
   if (options_.races && buffer->shadow != nullptr) {
-    buffer->shadow->Touch(offset, bytes, actor, false,
-                          [&](const Access& before, bool before_writes, uint64_t at) {
-                            Race("global memory", site, before, before_writes, false, at, cluster, buffer->name);
-                          });
+    buffer->shadow->Touch(offset, bytes, actor, false, [&](const Access& before, bool before_writes, uint64_t at) {
+      Race("global memory", site, before, before_writes, false, at, cluster, buffer->name);
+    });
   }
   std::memcpy(to, reinterpret_cast<const void*>(address), bytes);
 }
@@ -111,10 +110,9 @@ void Machine::WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, 
               static_cast<unsigned long long>(offset)));
   }
   if (options_.races && buffer->shadow != nullptr) {
-    buffer->shadow->Touch(offset, bytes, actor, true,
-                          [&](const Access& before, bool before_writes, uint64_t at) {
-                            Race("global memory", site, before, before_writes, true, at, cluster, buffer->name);
-                          });
+    buffer->shadow->Touch(offset, bytes, actor, true, [&](const Access& before, bool before_writes, uint64_t at) {
+      Race("global memory", site, before, before_writes, true, at, cluster, buffer->name);
+    });
   }
   std::memcpy(reinterpret_cast<void*>(address), from, bytes);
   if (buffer->written != nullptr) std::memset(buffer->written + offset, 1, bytes);
@@ -159,14 +157,15 @@ void Machine::LoadStore(Context& c) {
         } else {
           std::memset(data, 0xee, sizeof(data));
           for (int j = 0; j < i.count; ++j) {
-            if (c.operands[j].kind == kSink || (used >> (j * size) & ((1u << (size < 4 ? size : 4)) - 1)) == 0) continue;
+            if (c.operands[j].kind == kSink || (used >> (j * size) & ((1u << (size < 4 ? size : 4)) - 1)) == 0)
+              continue;
             ReadShared(site, *place.cta, place.offset + j * size, size, actor, data + j * size);
           }
         }
       } else {
         if (address % bytes != 0) {
-          Fail("misaligned", site, Text("address %#llx is not a multiple of %u",
-                                        static_cast<unsigned long long>(address), bytes));
+          Fail("misaligned", site,
+               Text("address %#llx is not a multiple of %u", static_cast<unsigned long long>(address), bytes));
         }
         ReadGlobal(site, cluster, address, bytes, actor, data);
       }
@@ -190,8 +189,8 @@ void Machine::LoadStore(Context& c) {
       WriteShared(site, *place.cta, place.offset, bytes, actor, data);
     } else {
       if (address % bytes != 0) {
-        Fail("misaligned", site, Text("address %#llx is not a multiple of %u",
-                                      static_cast<unsigned long long>(address), bytes));
+        Fail("misaligned", site,
+             Text("address %#llx is not a multiple of %u", static_cast<unsigned long long>(address), bytes));
       }
       WriteGlobal(site, cluster, address, bytes, actor, data);
     }
@@ -215,15 +214,24 @@ uint64_t Combine(Atomic how, const Instr& i, uint64_t old, uint64_t a, uint64_t 
         return r;
       }
       return old + a;
-    case Atomic::min: return i.kind == 's' ? (extend(old) < extend(a) ? old : a) : std::min(old, a);
-    case Atomic::max: return i.kind == 's' ? (extend(old) > extend(a) ? old : a) : std::max(old, a);
-    case Atomic::and_: return old & a;
-    case Atomic::or_: return old | a;
-    case Atomic::xor_: return old ^ a;
-    case Atomic::exch: return a;
-    case Atomic::cas: return old == a ? b : old;
-    case Atomic::inc: return old >= a ? 0 : old + 1;
-    case Atomic::dec: return old == 0 || old > a ? a : old - 1;
+    case Atomic::min:
+      return i.kind == 's' ? (extend(old) < extend(a) ? old : a) : std::min(old, a);
+    case Atomic::max:
+      return i.kind == 's' ? (extend(old) > extend(a) ? old : a) : std::max(old, a);
+    case Atomic::and_:
+      return old & a;
+    case Atomic::or_:
+      return old | a;
+    case Atomic::xor_:
+      return old ^ a;
+    case Atomic::exch:
+      return a;
+    case Atomic::cas:
+      return old == a ? b : old;
+    case Atomic::inc:
+      return old >= a ? 0 : old + 1;
+    case Atomic::dec:
+      return old == 0 || old > a ? a : old - 1;
   }
   return old;
 }

@@ -25,8 +25,9 @@ Mbarrier& Machine::Barrier(const Site& site, Cluster& cluster, uint32_t address,
   *place = Shared(site, cluster, address, 8, 8);
   const auto found = place->cta->barriers.find(place->offset);
   if (found == place->cta->barriers.end() || !found->second.live) {
-    Fail("barrier", site, Text("no mbarrier was initialised at byte %u of shared memory of CTA rank %u",
-                               place->offset - kReservedShared, place->cta->rank));
+    Fail("barrier", site,
+         Text("no mbarrier was initialised at byte %u of shared memory of CTA rank %u", place->offset - kReservedShared,
+              place->cta->rank));
   }
   return found->second;
 }
@@ -88,6 +89,7 @@ void Machine::FinishPhase(const Site& site, Mbarrier& barrier, uint32_t offset) 
   }
   if (barrier.bytes != 0) return;
   ++barrier.phase;
+  barrier.time = now_ + costs.barrier;
   barrier.pending = barrier.expected;
   if (options_.races) {
     barrier.previous = barrier.complete.seen;
@@ -109,8 +111,9 @@ void Machine::CompleteBytes(const Site& site, Mbarrier& barrier, int64_t bytes, 
   barrier.bytes -= bytes;
   ++progress_;
   if (barrier.bytes < -(1 << 20) || barrier.bytes > (1 << 20)) {
-    Fail("barrier", site, Text("the transaction count of the mbarrier at byte %u leaves its range; events:%s",
-                               offset - kReservedShared, History(barrier).c_str()));
+    Fail("barrier", site,
+         Text("the transaction count of the mbarrier at byte %u leaves its range; events:%s", offset - kReservedShared,
+              History(barrier).c_str()));
   }
   // Bytes may come before they are expected, but not after all arrivals.
   FinishPhase(site, barrier, offset);
@@ -276,14 +279,15 @@ Step Machine::BarSync(Context& c, bool waits) {
       for (const Warp& other : cta.warps) expected += other.done() ? 0 : 32;
     }
     if (barrier.arrived != 0 && barrier.expected != expected) {
-      Fail("protocol", site, Text("named barrier %u is for %u threads here, and for %u where others arrived", id,
-                                  expected, barrier.expected));
+      Fail("protocol", site,
+           Text("named barrier %u is for %u threads here, and for %u where others arrived", id, expected,
+                barrier.expected));
     }
     barrier.expected = expected;
     Release(warp, c.mask, barrier.current);
     Tick(warp);
     barrier.arrived += 32;
-    if (warp.time > barrier.time) barrier.time = warp.time;
+    if (warp.time + costs.barrier > barrier.time) barrier.time = warp.time + costs.barrier;
     c.fragment.wait.value = barrier.generation;
     c.fragment.arrived = true;
     ++progress_;
@@ -307,7 +311,7 @@ Step Machine::BarSync(Context& c, bool waits) {
   c.fragment.arrived = false;
   if (waits) {
     Acquire(warp, c.mask, barrier.complete);
-    if (barrier.time > warp.time) warp.time = barrier.time;
+    if (options_.timeline && barrier.time > warp.time) warp.time = barrier.time;
   }
   return Step::kNext;
 }
@@ -338,6 +342,7 @@ void Machine::ClusterArrive(Context& c) {
   if (++cluster.arrived_warps == alive) {
     cluster.arrived_warps = 0;
     ++cluster.generation;
+    cluster.time = now_ + costs.barrier;
     if (options_.races) Join(cluster.barrier_complete, cluster.barrier_current);
   }
 }
@@ -352,6 +357,7 @@ Step Machine::ClusterWait(Context& c) {
   }
   if (!Converged(c, ~0u)) return Step::kBlocked;
   warp.cluster_arrived = false;
+  if (options_.timeline && cluster.time > warp.time) warp.time = cluster.time;
   Acquire(warp, c.mask, cluster.barrier_complete);
   return Step::kNext;
 }

@@ -87,10 +87,19 @@ void Machine::WgmmaIssue(Context& c) {
   } else {
     *same = {op.serial, op.pc};
   }
+  if (options_.timeline) {
+    // A quarter of the product, on the tensor core of the warp's scheduler.
+    const double products = 16.0 * i.count * i.bits2 * BytesOf(static_cast<Format>(i.kind2)) / 2;
+    warp.product_end =
+        TensorReady(cta, warp.id % 4, products, costs.wgmma_products / 4, std::max(warp.time, warp.product_end));
+  }
   warp.products.push_back(std::move(op));
 }
 
-void Machine::WgmmaCommit(Context& c) { c.warp.product_groups.push_back(c.warp.issued); }
+void Machine::WgmmaCommit(Context& c) {
+  c.warp.product_groups.push_back(c.warp.issued);
+  c.warp.product_ends.push_back(c.warp.product_end);
+}
 
 void Machine::WgmmaWait(Context& c) {
   Warp& warp = c.warp;
@@ -99,6 +108,8 @@ void Machine::WgmmaWait(Context& c) {
   while (warp.product_groups.size() > pending) {
     complete = warp.product_groups.front();
     warp.product_groups.pop_front();
+    warp.time = std::max(warp.time, warp.product_ends.front());
+    warp.product_ends.pop_front();
   }
   while (warp.executed < complete) WgmmaExecute(warp);
   warp.committed = complete;
@@ -114,9 +125,10 @@ void Machine::WgmmaWait(Context& c) {
     warp.early = false;
     warp.fence_needed = true;
     if (warned_.insert({warp.early_site.pc, 0}).second) {
-      warnings.push_back({"serialised", Text("an accumulator of the wgmma of line %d is used before wgmma.wait_group: the "
-                                             "compiler must put a wait of its own here",
-                                             warp.early_line),
+      warnings.push_back({"serialised",
+                          Text("an accumulator of the wgmma of line %d is used before wgmma.wait_group: the "
+                               "compiler must put a wait of its own here",
+                               warp.early_line),
                           warp.early_site});
     }
   }
@@ -162,8 +174,8 @@ void Machine::WgmmaExecute(Warp& warp) {
     }
     Tile a;
     actor.access.lanes = 1u << warp.wgmma_agent % 4;
-    LoadTile(site, cta,
-             {op.a, 16, i.bits2, static_cast<Format>(i.kind2), (i.extra >> 2 & 1) != 0, 16 * (warp.id % 4)}, actor, a);
+    LoadTile(site, cta, {op.a, 16, i.bits2, static_cast<Format>(i.kind2), (i.extra >> 2 & 1) != 0, 16 * (warp.id % 4)},
+             actor, a);
     if ((i.extra & 1) != (i.extra >> 1 & 1)) {
       for (float& value : a.values) value = -value;
     }

@@ -1,0 +1,300 @@
+"""The Blackwell kernels, executed by the PTX emulator: right results, and no fault in any order of events.
+
+No such GPU was at hand: this is all that says that they are right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import itertools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import oracle
+import ptx_emulator
+import pytest
+
+import jax_ggemm
+from jax_ggemm.experts import ExpertOptions
+from jax_ggemm.kernel import config, pick_sm100
+from jax_ggemm.kernel.config_sm100 import Sm100Config
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, WIDE_PAIR
+from jax_ggemm.layouts import ExpertParams
+from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe
+from jax_ggemm.products import Product
+from jax_ggemm.routing import Router
+
+pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
+
+from cutlass import cute
+from ptx_emulator import kernels
+from ptx_emulator.testbeds.tcgen05_gemm import Tcgen05Gemm
+
+pytestmark = pytest.mark.emulator
+
+ARCH = "sm_100a"
+FULL = "JAX_GGEMM_TEST_FULL" in os.environ
+BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Group sizes, and which of them have weights."""
+
+    sizes: tuple[int, ...]
+    offset: int = 0
+    weights: int | None = None
+
+
+HISTOGRAMS = {
+    "even": Groups((128, 128)),
+    "empty": Groups((0, 0, 0)),
+    "single": Groups((1, 1, 1, 1)),
+    "tails": Groups((100, 0, 3, 157)),
+    "one_of_all": Groups((0, 300, 0)),
+    "many": Groups((2, 0, 1, 0, 0, 3, 0, 0) * 5),
+    "rows_of_no_group": Groups((50, 20)),
+    "too_many_rows": Groups((200, 300, 10)),
+    "negative": Groups((-5, 130, -1, 64)),
+    "offset": Groups((50, 60, 70, 80, 20), 2, 2),
+    "offset_negative": Groups((60, 60), -1, 3),
+}
+M = 300
+COLUMNS = [(72, 264), (200, 136), (136, 520), (8, 8)]
+"""(k, n): tails of a segment, an odd number of tiles of the contraction, more than one tile, less than one."""
+
+SWITCHES = [
+    dataclasses.replace(FEW_ROWS, wide_boxes=False, wide_stores=False),
+    Sm100Config(64, 128, 9, weight_stages=9),
+    Sm100Config(128, 256, 4, weight_stages=4),
+    Sm100Config(128, 256, 2, weight_k_tiles=2, weight_stages=2),
+    Sm100Config(256, 128, 9, weight_stages=9),
+    Sm100Config(256, 512, 2, weight_k_tiles=2, weight_stages=2, splits_accumulator=True),
+    dataclasses.replace(WIDE_PAIR, splits_accumulator=False),
+    dataclasses.replace(WIDE_PAIR, stages=2, weight_stages=2),
+]
+"""Each of the changes off, and rings as small as they can be."""
+
+
+def shipped() -> list[config.KernelSpec]:
+    """Every kernel of a release, or a choice in which each configuration meets each product, dtype and bias."""
+    every = list(config.default_specs([BF16, F16, F32], pick_sm100.candidates))
+    if FULL:
+        return every
+    chosen = []
+    pairs = [(product, candidate) for product in Product for candidate in pick_sm100.candidates(product)]
+    for i, (product, candidate) in enumerate(pairs):
+        dtype = (BF16, F32, F16)[i % 3]
+        out = F32 if i % 2 else dtype
+        chosen.append(config.KernelSpec(product, dtype, out, product.rows_are_ragged and i % 4 < 2, candidate))
+    return chosen
+
+
+def cases() -> list[tuple[config.KernelSpec, str]]:
+    """(kernel, histogram): every kernel, and every histogram with every product."""
+    if FULL:
+        return list(itertools.product(shipped(), HISTOGRAMS))
+    chosen, names = [], itertools.cycle(HISTOGRAMS)
+    for product in Product:
+        of_product = [spec for spec in shipped() if spec.product is product]
+        chosen += [(of_product[i % len(of_product)], next(names)) for i in range(len(HISTOGRAMS))]
+    return chosen
+
+
+SWITCHED = [
+    config.KernelSpec(product, BF16, BF16, False, candidate)
+    for product in Product
+    for candidate in (SWITCHES if FULL else SWITCHES[list(Product).index(product) :: 3])
+]
+IN_BF16 = [
+    config.KernelSpec(product, BF16, BF16, False, candidate)
+    for product in Product
+    for candidate in (FEW_ROWS, SMALL, PAIR, WIDE_PAIR)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All kernels of this file, compiled in one process."""
+    kernels.compile_all([*shipped(), *SWITCHED, *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH)
+
+
+def name(value: Any) -> str | None:
+    """For pytest."""
+    if not isinstance(value, config.KernelSpec):
+        return None
+    c = value.config
+    rings = f"{c.stages}-{c.weight_k_tiles}x{c.weight_stages}"
+    dtypes = f"{value.in_dtype}-{value.out_dtype}{'-bias' * value.has_bias}"
+    return f"{value.product.value}-{dtypes}-{c.tile_m}x{c.tile_n}-{rings}"
+
+
+def operands(spec: config.KernelSpec, groups: Groups, shape: tuple[int, int, int], batch: int = 1) -> dict[str, Any]:
+    """Integers, whose sums are exact, and NaN in rows of no group."""
+    m, k, n = shape
+    rng = np.random.default_rng(len(groups.sizes))
+    weights = len(groups.sizes) if groups.weights is None else groups.weights
+
+    def integers(*extents: int) -> np.ndarray:
+        return rng.integers(-4, 5, extents).astype(spec.in_dtype)
+
+    lhs = integers(batch, m, n if spec.product is Product.DLHS else k)
+    rhs = integers(1, weights, k, n) if spec.product.rows_are_ragged else integers(batch, m, n)
+    held = oracle.bounds(groups.sizes, m)[-1][1]
+    lhs[:, held:] = np.nan
+    if spec.product is Product.DRHS:
+        rhs[:, held:] = np.nan
+    arrays = {
+        "lhs": lhs,
+        "rhs": rhs,
+        "group_sizes": np.array([groups.sizes] * batch, np.int32),
+        "group_offset": np.full(batch, groups.offset, np.int32),
+    }
+    if spec.has_bias:
+        arrays["bias"] = integers(1, weights, n if spec.product is Product.FORWARD else k).astype(F32)
+    return arrays
+
+
+def expected(spec: config.KernelSpec, arrays: dict[str, Any], groups: Groups) -> np.ndarray:
+    """The exact results of each batch element, rounded once."""
+    results = []
+    for i in range(arrays["lhs"].shape[0]):
+        lhs, sizes = arrays["lhs"][i], arrays["group_sizes"][i]
+        if spec.product is Product.DRHS:
+            weights = len(groups.sizes) if groups.weights is None else groups.weights
+            value = oracle.d_rhs(lhs, arrays["rhs"][i], sizes, weights, groups.offset).value
+        else:
+            rhs = arrays["rhs"][0]
+            rhs = rhs if spec.product is Product.FORWARD else np.swapaxes(rhs, 1, 2)
+            bias = arrays["bias"][0] if spec.has_bias else None
+            value = oracle.forward(lhs, rhs, sizes, groups.offset, bias).value
+        results.append(value)
+    return np.stack(results).astype(spec.out_dtype)
+
+
+def check(
+    spec: config.KernelSpec, groups: Groups, shape: tuple[int, int, int], *, seed: int = 0, batch: int = 1
+) -> Any:
+    """Emulates a kernel, and compares bit for bit."""
+    arrays = operands(spec, groups, shape, batch)
+    want = expected(spec, arrays, groups)
+    got, report = kernels.run(spec, ARCH, arrays, want.shape, multiprocessors=2 + 2 * (seed % 2), seed=seed)
+    np.testing.assert_array_equal(got, want)
+    return report
+
+
+@pytest.mark.parametrize(("spec", "histogram"), cases(), ids=name)
+def test_every_kernel(spec: config.KernelSpec, histogram: str) -> None:
+    at = list(HISTOGRAMS).index(histogram)
+    check(spec, HISTOGRAMS[histogram], (M, *COLUMNS[at % len(COLUMNS)]), seed=at)
+
+
+@pytest.mark.parametrize("spec", SWITCHED, ids=name)
+@pytest.mark.parametrize("histogram", ["tails", "one_of_all"])
+def test_each_change_can_be_left_out(spec: config.KernelSpec, histogram: str) -> None:
+    check(spec, HISTOGRAMS[histogram], (M, 200, 520))
+
+
+@pytest.mark.parametrize("seed", range(20 if FULL else 3))
+@pytest.mark.parametrize("spec", IN_BF16 if FULL else IN_BF16[1::3], ids=name)
+def test_no_order_of_events_is_wrong(spec: config.KernelSpec, seed: int) -> None:
+    check(spec, HISTOGRAMS["tails"], (M, 264, 520), seed=seed)
+
+
+@pytest.mark.parametrize("spec", IN_BF16 if FULL else IN_BF16[1::3], ids=name)
+def test_a_batch_is_a_longer_list_of_groups(spec: config.KernelSpec) -> None:
+    check(spec, Groups((20, 0, 33)), (70, 72, 136), batch=2)
+
+
+@pytest.mark.parametrize("k", [64, 192, 256] if FULL else [192])
+def test_odd_and_even_numbers_of_tiles_of_the_contraction(k: int) -> None:
+    for product in (Product.FORWARD, Product.DLHS):
+        spec = config.KernelSpec(product, BF16, F32, False, FEW_ROWS)
+        shape = (M, k, 128) if product is Product.FORWARD else (M, 128, k)
+        check(spec, HISTOGRAMS["tails"], shape)
+
+
+# ---- whole programs ----
+
+EMULATED = ptx_emulator.implementation(ARCH, multiprocessors=2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_values_and_gradients_under_jit(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+
+    def array(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.integers(-3, 4, shape), dtype)
+
+    lhs, rhs, cotangent = array(100, 24), array(3, 24, 136), array(100, 136)
+    sizes = jnp.array([40, 0, 50], jnp.int32)
+
+    def program(implementation: Any, lhs: jax.Array, rhs: jax.Array) -> Any:
+        product = functools.partial(jax_ggemm.ragged_dot, implementation=implementation)
+        value, pullback = jax.vjp(lambda lhs, rhs: product(lhs, rhs, sizes), lhs, rhs)
+        return value, *pullback(cotangent)
+
+    emulated = jax.jit(functools.partial(program, EMULATED))(lhs, rhs)
+    reference = jax.jit(functools.partial(program, "xla"))(lhs, rhs)
+    for got, want in zip(emulated, reference, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_layer() -> None:
+    tokens, width, hidden, experts = 24, 32, 64, 4
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), dtype)
+
+    x = normal(tokens, width)
+    params = MoEParams(
+        normal(width, experts, dtype=jnp.float32),
+        ExpertParams(normal(experts, width, 2 * hidden), normal(experts, hidden, width)),
+    )
+
+    def loss(implementation: Any, params: MoEParams, x: jax.Array) -> jax.Array:
+        options = MoEOptions(Router(2), ExpertOptions(implementation=implementation))
+        y, _ = moe(x, params, options)
+        return jnp.square(y.astype(jnp.float32)).sum()
+
+    emulated = jax.jit(jax.value_and_grad(functools.partial(loss, EMULATED), (0, 1)))(params, x)
+    reference = jax.jit(jax.value_and_grad(functools.partial(loss, "xla"), (0, 1)))(params, x)
+    for got, want in zip(jax.tree.leaves(emulated), jax.tree.leaves(reference), strict=True):
+        scale = np.abs(np.asarray(want, np.float32)).max()
+        assert np.abs(np.asarray(got, np.float32) - np.asarray(want, np.float32)).max() <= 0.03 * scale
+
+
+# ---- the test bed ----
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("shape", [(128, 64, 64), (300, 72, 200)])
+def test_the_test_bed(ctas: int, shape: tuple[int, int, int], tmp_path: Any) -> None:
+    m, n, k = shape
+    gemm = Tcgen05Gemm(ctas)
+    options = f"--gpu-arch {ARCH} --keep-ptx --dump-dir {tmp_path}"
+    built = cute.compile(gemm, *gemm.example_arguments(), options=options)
+    kernel = kernels.CompiledKernel(built.dump_to_object(kernels.PREFIX), str(built.__ptx__))
+    rng = np.random.default_rng(0)
+    memory, arrays = ptx_emulator.Memory(), {}
+    for key, extents in (("a", (m, k)), ("b", (n, k))):
+        arrays[key] = rng.integers(-4, 5, extents).astype(BF16)
+        memory.add(key, arrays[key])
+    out = kernels.empty((m, n), F32)
+    memory.add("out", out, writable=True, initialised=False)
+    arguments = [
+        ctypes.c_void_p(0),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (*arrays.values(), out)),
+        *map(ctypes.c_int32, (m, n, k)),
+    ]
+    for seed in range(20 if FULL else 3):
+        kernel.launch(arguments, memory, seed=seed)
+        np.testing.assert_array_equal(out, arrays["a"].astype(F32) @ arrays["b"].astype(F32).T)
+    assert not memory.unwritten("out")
