@@ -226,6 +226,7 @@ def test_bfloat16_is_as_good_as_on_one_device() -> None:
         (lambda: ExpertParallel("expert", fsdp_axes="data"), TypeError, "fsdp_axes must be a tuple"),
         (lambda: ExpertParallel("expert", tensor_axis="expert"), ValueError, "tensor_axis must differ"),
         (lambda: AllToAll(0.0), ValueError, "buffer_factor must be positive"),
+        (lambda: Ring(jnp.int32), TypeError, "sum_dtype must be a dtype of floats"),
     ],
 )
 def test_bad_settings_are_named(make: Any, error: Any, message: str) -> None:
