@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from ep_layer import FULL, some
 from flax import nnx
 from jax.sharding import NamedSharding
 
@@ -75,7 +76,8 @@ def advance(trainer: Any, until: int) -> np.ndarray:
 def test_fifty_steps_have_the_losses_of_one_device(trainer_on: Any) -> None:
     want = advance(trainer_on(None, 50), 50)
     assert want[-5:].mean() < 0.8 * want[:5].mean()
-    for mesh, exchange, again in (("4x2", "all_to_all", False), ("8x1", "ring", False), ("2x2x2", "gather", True)):
+    runs = [("4x2", "all_to_all", False), ("8x1", "ring", False), ("2x2x2", "gather", True)]
+    for mesh, exchange, again in some(runs, 0):
         got = advance(trainer_on(mesh, 50, exchange, again), 50)
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)
 
@@ -102,7 +104,7 @@ def test_a_checkpoint_of_one_mesh_loads_on_every_other(trainer_on: Any, modules:
     advance(first, 3)
     with folders.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, first.model, first.optimizer, first.history)
-    for mesh in ("8x1", "2x2x2", None):
+    for mesh in some(["8x1", "2x2x2", None], 1):
         trainer = trainer_on(mesh, 6)
         with folders.Checkpoints(tmp_path) as checkpoints:
             assert checkpoints.restore(trainer.model, trainer.optimizer, trainer.history) == 3
@@ -130,6 +132,7 @@ def losses(folder: Path) -> list[float]:
     return json.loads((folder / "results.json").read_text())["losses"]
 
 
+@pytest.mark.skipif(not FULL, reason="four processes, each of which compiles the model: make test-full")
 @pytest.mark.usefixtures("compile_once")
 def test_killed_in_a_step_it_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     mesh = ("--cpu-devices", 8, "--mesh", "data=2,expert=4", "--fsdp")
@@ -159,6 +162,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.skipif(not FULL, reason="three processes, each of which compiles the model: make test-full")
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     run = (*TINY, "--steps", 6, "--checkpoint-every", 3, "--mesh", "expert=2")
     together = ("--cpu-devices", 1, "--coordinator", f"localhost:{free_port()}", "--processes", 2)
