@@ -78,6 +78,8 @@ SWITCHES = [
     Sm100Config(256, 512, 2, weight_k_tiles=2, weight_stages=2, splits_accumulator=True),
     dataclasses.replace(WIDE_PAIR, splits_accumulator=False),
     dataclasses.replace(WIDE_PAIR, stages=2, weight_stages=2),
+    Sm100Config(64, 128, 9, weight_stages=9, swapped=True),
+    Sm100Config(128, 128, 2, weight_stages=2, swapped=True, wide_boxes=False),
 ]
 """Each of the changes off, and rings as small as they can be."""
 
@@ -111,6 +113,7 @@ SWITCHED = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
     for product in Product
     for candidate in (SWITCHES if FULL else SWITCHES[list(Product).index(product) :: 3])
+    if product.rows_are_ragged or not candidate.swapped
 ]
 IN_BF16 = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
