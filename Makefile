@@ -37,7 +37,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror ffi/*.cc ffi/*.h tests/*.cc
+	$(BIN)/clang-format --dry-run -Werror ffi/*.cc ffi/*.h tests/*.cc tests/ptx_emulator/*/*.cc tests/ptx_emulator/*/*.h
 
 # A wheel with compiled GPU kernels in it; no GPU is needed. `pip install .` builds one without.
 wheel: $(VENV)/compile.stamp

@@ -121,7 +121,11 @@ def parser(description: str) -> argparse.ArgumentParser:
 def parse(description: str, arguments: Sequence[str] | None = None) -> Run:
     """Parses the command line; exits with a message where it is wrong."""
     command_line = parser(description)
-    values = vars(command_line.parse_args(arguments))
+    return run_of(command_line, vars(command_line.parse_args(arguments)))
+
+
+def run_of(command_line: argparse.ArgumentParser, values: dict[str, Any]) -> Run:
+    """The run that the values of a command line describe; exits with a message where they are wrong."""
     own = {field.name: values.pop(field.name) for field in dataclasses.fields(Run) if field.name != "given"}
     try:
         run = Run(**own, given=values)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_ggemm.expert_parallel import ExpertParallel
 from jax_ggemm.nnx_moe import MoE
 from jax_ggemm.routing import Router, RoutingStats
 
@@ -82,7 +83,7 @@ def rotate(x: jax.Array) -> jax.Array:
 class Block(nnx.Module):
     """Attention, then experts, each on a normalised input and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, parallel: ExpertParallel | None = None, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         self.attention_norm = nnx.RMSNorm(config.features, dtype=dtype, rngs=rngs)
         self.attention = Attention(config, rngs=rngs)
@@ -94,6 +95,7 @@ class Block(nnx.Module):
             router=Router(config.top_k),
             dtype=dtype,
             implementation=config.implementation,
+            parallel=parallel,
             rngs=rngs,
         )
 
@@ -104,13 +106,32 @@ class Block(nnx.Module):
         return x + y, stats
 
 
-class MoELM(nnx.Module):
-    """The language model: bytes in, logits of the next byte out."""
+def _apply(block: Block, x: jax.Array) -> tuple[jax.Array, RoutingStats]:
+    return block(x)
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+
+class MoELM(nnx.Module):
+    """The language model: bytes in, logits of the next byte out.
+
+    Args:
+      config: the sizes.
+      parallel: how the experts lie on a mesh; None for one device.
+      checkpoint_blocks: whether a block keeps its input alone for the gradient and computes the rest again.
+      rngs: rng key.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        parallel: ExpertParallel | None = None,
+        checkpoint_blocks: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.checkpoint_blocks = checkpoint_blocks
         dtype = jnp.dtype(config.dtype)
         self.embed = nnx.Embed(VOCABULARY, config.features, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
+        self.blocks = nnx.List([Block(config, parallel=parallel, rngs=rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.features, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(config.features, VOCABULARY, use_bias=False, dtype=dtype, rngs=rngs)
 
@@ -124,9 +145,10 @@ class MoELM(nnx.Module):
           (logits, stats): (batch, length, 256) float32, and the routing statistics with a leading axis of layers.
         """
         x = self.embed(tokens.astype(jnp.int32))
+        apply = nnx.remat(_apply) if self.checkpoint_blocks else _apply
         stats = []
         for block in self.blocks:
-            x, layer_stats = block(x)
+            x, layer_stats = apply(block, x)
             stats.append(layer_stats)
         logits = self.head(self.norm(x)).astype(jnp.float32)
         return logits, jax.tree.map(lambda *layers: jnp.stack(layers), *stats)

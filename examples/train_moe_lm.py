@@ -27,6 +27,7 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -79,8 +80,17 @@ def next_pause(trainer: Trainer, run: Run) -> int:
     return min(*pauses, config.steps)
 
 
-def train(trainer: Trainer, settings: Settings, run: Run, checkpoints: Checkpoints) -> bool:
+def train(
+    trainer: Trainer, settings: Settings, run: Run, checkpoints: Checkpoints, say: Callable[[str], None] = tqdm.write
+) -> bool:
     """Trains to the last step, with a progress bar, measurements and checkpoints.
+
+    Args:
+      trainer: what is trained.
+      settings: of the run.
+      run: what to do beside.
+      checkpoints: where they go.
+      say: prints a line; one that does not may be given, and there is then no progress bar.
 
     Returns:
       Whether it got there; False after Ctrl-C.
@@ -93,21 +103,25 @@ def train(trainer: Trainer, settings: Settings, run: Run, checkpoints: Checkpoin
         if run.record_counts is not None:
             write_counts(run.record_counts, history.counts, counts_metadata(settings))
 
-    with StopRequest() as stop, tqdm(total=config.steps, initial=begin, unit="step", dynamic_ncols=True) as bar:
+    silent = say is not tqdm.write
+    with (
+        StopRequest() as stop,
+        tqdm(total=config.steps, initial=begin, unit="step", dynamic_ncols=True, disable=silent) as bar,
+    ):
         while trainer.step < config.steps and not stop.made:
             before, start = trainer.step, time.perf_counter()
             # The first step compiles; alone, it spoils no speed.
             if before == begin:
-                bar.write("compiling the first step ...")
+                say("compiling the first step ...")
             trainer.advance(next_pause(trainer, run) if before > begin else before + 1)
             step, seconds = trainer.step, time.perf_counter() - start
             bar.set_postfix_str(progress(trainer, seconds, step - before), refresh=False)
             bar.update(step - before)
             if before == begin:
-                bar.write(f"compiled in {seconds:.0f} s")
+                say(f"compiled in {seconds:.0f} s")
             if step % config.evaluate_every == 0 or step == config.steps:
                 held_out = trainer.evaluate()
-                bar.write(f"step {step:4}: loss {history.loss[-1]:.3f}, on held-out text {held_out:.3f} nats per byte")
+                say(f"step {step:4}: loss {history.loss[-1]:.3f}, on held-out text {held_out:.3f} nats per byte")
             if step % run.checkpoint_every == 0 or step == config.steps:
                 save()
     if stop.made:
@@ -120,7 +134,9 @@ def progress(trainer: Trainer, seconds: float, steps: int) -> str:
     history, config = trainer.history, trainer.config
     load = history.relative_load()[-1]
     speed = steps * config.batch * config.length / seconds
-    return f"{speed:,.0f} tokens/s, loss {history.loss[-1]:.3f}, experts {load.min():.2f}-{load.max():.2f} x mean load"
+    dropped = f", {trainer.dropped:,} choices dropped" if trainer.dropped else ""
+    loss, least, most = history.loss[-1], load.min(), load.max()
+    return f"{speed:,.0f} tokens/s, loss {loss:.3f}, experts {least:.2f}-{most:.2f} x mean load{dropped}"
 
 
 def counts_metadata(settings: Settings) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +47,48 @@ class StepMetrics(NamedTuple):
     Attributes:
       loss: () float32, of the batch, without the auxiliary losses.
       counts: (layers, experts) int32.
+      dropped: (layers,) int32, choices of experts that a buffer had no room for.
     """
 
     loss: jax.Array
     counts: jax.Array
+    dropped: jax.Array
+
+
+class Placement(Protocol):
+    """Where a model and its batches are. It must be hashable."""
+
+    def build(self, config: ModelConfig, rngs: nnx.Rngs) -> MoELM:
+        """Makes the model, wherever its arrays may be."""
+
+    def place(self, module: nnx.Module) -> None:
+        """Puts the arrays of a model or an optimiser in their places."""
+
+    def batch(self, windows: np.ndarray) -> Any:
+        """Puts windows in their places."""
+
+    def keep(self, module: nnx.Module) -> None:
+        """Inside jit: keeps the new values of a model or an optimiser in their places."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OneDevice:
+    """Everything on the first device."""
+
+    def build(self, config: ModelConfig, rngs: nnx.Rngs) -> MoELM:
+        """See `Placement`."""
+        return MoELM(config, rngs=rngs)
+
+    def place(self, module: nnx.Module) -> None:
+        """Places the arrays as a restored checkpoint is: both run the same program."""
+        nnx.update(module, jax.device_put(nnx.state(module), jax.devices()[0]))
+
+    def batch(self, windows: np.ndarray) -> Any:
+        """See `Placement`."""
+        return windows
+
+    def keep(self, module: nnx.Module) -> None:
+        """See `Placement`."""
 
 
 def next_byte_loss(model: MoELM, windows: jax.Array) -> tuple[jax.Array, Any]:
@@ -60,17 +98,19 @@ def next_byte_loss(model: MoELM, windows: jax.Array) -> tuple[jax.Array, Any]:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean(), stats
 
 
-@nnx.jit(donate_argnums=(0, 1))
-def train_step(model: MoELM, optimizer: nnx.Optimizer, windows: jax.Array) -> StepMetrics:
+@nnx.jit(donate_argnums=(0, 1), static_argnums=3)
+def train_step(model: MoELM, optimizer: nnx.Optimizer, windows: jax.Array, placement: Placement) -> StepMetrics:
     """Takes one step; changes the model and the optimiser."""
 
     def total_loss(model: MoELM) -> tuple[jax.Array, StepMetrics]:
         loss, stats = next_byte_loss(model, windows)
         balance = LOAD_BALANCE_COEFFICIENT * stats.load_balance_loss.mean()
-        return loss + balance + Z_LOSS_COEFFICIENT * stats.z_loss.mean(), StepMetrics(loss, stats.counts)
+        return loss + balance + Z_LOSS_COEFFICIENT * stats.z_loss.mean(), StepMetrics(loss, stats.counts, stats.dropped)
 
     gradients, metrics = nnx.grad(total_loss, has_aux=True)(model)
     optimizer.update(model, gradients)
+    placement.keep(model)
+    placement.keep(optimizer)
     return metrics
 
 
@@ -87,20 +127,25 @@ class Trainer:
       model: the model's sizes.
       config: how to train.
       text: what to learn.
+      placement: where.
     """
 
-    def __init__(self, model: ModelConfig, config: TrainingConfig, text: corpus.Corpus):
+    def __init__(
+        self, model: ModelConfig, config: TrainingConfig, text: corpus.Corpus, placement: Placement | None = None
+    ):
         if config.length >= min(text.train.size, text.held_out.size):
             raise ValueError(f"length must be below the {text.held_out.size} bytes of held-out text: {config.length}")
         self.config = config
         self.text = text
-        self.model = MoELM(model, rngs=nnx.Rngs(config.seed))
+        self.placement = OneDevice() if placement is None else placement
+        self.dropped = 0
+        self.model = self.placement.build(model, nnx.Rngs(config.seed))
         warmup, peak = max(1, min(WARMUP_STEPS, config.steps // 4)), config.learning_rate
         schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(config.steps, warmup + 1), 0.1 * peak)
         rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1))
         self.optimizer = nnx.Optimizer(self.model, rule, wrt=nnx.Param)
-        for module in (self.model, self.optimizer):  # placed as a restored checkpoint is: both run the same program
-            nnx.update(module, jax.device_put(nnx.state(module), jax.devices()[0]))
+        self.placement.place(self.model)
+        self.placement.place(self.optimizer)
         self.history = History.empty(model.layers, model.experts)
 
     @property
@@ -118,15 +163,19 @@ class Trainer:
         config, metrics = self.config, []
         for step in range(self.step, until):
             windows = corpus.random_windows(self.text.train, config.batch, config.length + 1, (config.seed, step))
-            metrics.append(train_step(self.model, self.optimizer, windows))
-        losses, counts = zip(*jax.device_get(metrics), strict=True)
+            metrics.append(train_step(self.model, self.optimizer, self.placement.batch(windows), self.placement))
+        losses, counts, dropped = zip(*jax.device_get(metrics), strict=True)
+        self.dropped += int(np.sum(dropped))
         self.history.extend(np.stack(losses), np.stack(counts))
 
     def evaluate(self) -> float:
         """Measures the loss on held-out text, always the same, and notes it for this step."""
         config = self.config
         windows = corpus.even_windows(self.text.held_out, config.evaluate_batches * config.batch, config.length + 1)
-        losses = [evaluate_step(self.model, batch) for batch in np.split(windows, config.evaluate_batches)]
+        losses = [
+            evaluate_step(self.model, self.placement.batch(batch))
+            for batch in np.split(windows, config.evaluate_batches)
+        ]
         self.history.held_out[-1] = np.mean(jax.device_get(losses))
         return float(self.history.held_out[-1])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jax_ggemm.api import RESULT_NAME, ragged_dot, ragged_dot_general
+from jax_ggemm.exchanges import AllToAll, Gather, Replicated, Ring
+from jax_ggemm.expert_parallel import ExpertParallel
 from jax_ggemm.experts import ExpertOptions
 from jax_ggemm.export import GpuKernels, export_checks, register
 from jax_ggemm.layouts import ExpertLayout, ExpertParams
@@ -18,14 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RESULT_NAME",
+    "AllToAll",
     "ExpertLayout",
     "ExpertOptions",
+    "ExpertParallel",
     "ExpertParams",
+    "Gather",
     "GpuKernels",
     "Implementation",
     "MoE",
     "MoEOptions",
     "MoEParams",
+    "Replicated",
+    "Ring",
     "Router",
     "export_checks",
     "moe",

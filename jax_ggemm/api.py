@@ -43,7 +43,8 @@ def ragged_dot(
     Differentiable in lhs, rhs and bias in reverse mode, any number of times; in every mode with
     `implementation="xla"`. Gradients have the dtype of their operand, rounded once from the accumulator.
 
-    An operand that is sharded over devices is gathered first, unless the call is inside `jax.shard_map`.
+    Under jit, operands that are sharded over a mesh stay so: rows, groups, k and n, in gradients too (for "cute" and
+    "cpu"; see `jax_ggemm.partitioning`). Over explicit mesh axes the call must be inside `jax.shard_map`.
 
     Args:
       lhs: (m, k) array.

@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jax_ggemm import binding
+from jax_ggemm import partitioning
 from jax_ggemm.products import Call, Operands
 
 
@@ -24,7 +24,7 @@ def batchable(call: Call) -> jax.custom_batching.custom_vmap:
 
     @jax.custom_batching.custom_vmap
     def product(operands: Operands) -> jax.Array:
-        return binding.grouped_product(call, operands)
+        return partitioning.grouped_product(call, operands)
 
     @product.def_vmap
     def rule(axis_size: int, in_batched: list[Operands], operands: Operands) -> tuple[jax.Array, bool]:

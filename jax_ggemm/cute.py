@@ -36,16 +36,16 @@ class Launcher(Protocol):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What kernels are compiled for."""
+        """Those that the program is for."""
 
     def unavailable(self, spec: config.KernelSpec, arch: str) -> str | None:
-        """Why a kernel for one of the architectures cannot be had, or None where it can."""
+        """Why a kernel cannot be had for one of the architectures, or None where it can."""
 
     def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
         """Runs a kernel.
 
         Args:
-          specs: the kernel, by architecture.
+          specs: the kernel for each of the architectures.
           arrays: lhs, rhs, group_sizes, group_offset and, where the kernel has one, bias; each with one batch axis, of
             the result's length or of length 1.
           result: the type of the result.

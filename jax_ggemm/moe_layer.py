@@ -1,12 +1,14 @@
 """The functional MoE layer: route -> dispatch -> experts -> combine. It composes; the mathematics is elsewhere.
 
 Everything runs on the device inside jit with static shapes: T tokens with k experts each are T * k rows, of which the
-group sizes (data, not shapes) say which expert has which. Nothing is dropped, and no expert has a capacity.
+group sizes (data, not shapes) say which expert has which. On one device nothing is dropped, and no expert has a
+capacity; over a mesh neither, unless `expert_parallel.AllToAll` is given a buffer factor.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +18,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_ggemm.arguments import as_array, as_int32
+from jax_ggemm.exchanges import Tokens
+from jax_ggemm.expert_parallel import ExpertParallel, Rank
 from jax_ggemm.experts import DEFAULT_OPTIONS, ExpertOptions, SharedParams, check_dtypes, experts, shared_expert
 from jax_ggemm.layouts import ExpertParams
 from jax_ggemm.permute import combine, dispatch, sort_by_expert
@@ -55,16 +59,20 @@ class MoEOptions:
     Attributes:
       router: from logits to experts and weights.
       experts: activation, layout and products.
+      parallel: how the layer lies on a mesh; None for one device.
     """
 
     router: Router
     experts: ExpertOptions = DEFAULT_OPTIONS
+    parallel: ExpertParallel | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.router, Router):
             raise TypeError(f"router must be a Router, e.g. Router(top_k=2); got {self.router!r}")
         if not isinstance(self.experts, ExpertOptions):
             raise TypeError(f"experts must be ExpertOptions, e.g. ExpertOptions(swiglu); got {self.experts!r}")
+        if not isinstance(self.parallel, ExpertParallel | None):
+            raise TypeError(f"parallel must be ExpertParallel, e.g. ExpertParallel('expert'); got {self.parallel!r}")
 
 
 def moe(
@@ -106,26 +114,45 @@ def moe(
     ):
         if value is not None and value.shape != shape:
             raise TypeError(f"params.{name} must have shape {shape}, got {value.shape}")
-    tokens = x.reshape(math.prod(x.shape[:-1]), width)
     if token_mask is not None:
         token_mask = as_array("token_mask", token_mask)
         if token_mask.shape != x.shape[:-1] or token_mask.dtype != jnp.bool_:
             raise TypeError(
                 f"token_mask must be bool of shape {x.shape[:-1]}, got {token_mask.dtype} of shape {token_mask.shape}"
             )
+    if options.parallel is None:
+        return _layer(None, x, token_mask, params, options=options)
+    layer = functools.partial(_layer, options=options)
+    return options.parallel.apply(layer, options.experts.layout, x, token_mask, params)
+
+
+def _layer(
+    rank: Rank | None, x: jax.Array, token_mask: jax.Array | None, params: MoEParams, *, options: MoEOptions
+) -> tuple[jax.Array, RoutingStats]:
+    """`moe` on checked arrays: on one device, or on a rank of a mesh with its part of the tokens and weights."""
+    tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if token_mask is not None:
         token_mask = token_mask.reshape(-1)
         # Zeros, not a zero cotangent alone: the gradients of router and shared expert multiply it with these rows.
         tokens = jnp.where(token_mask[:, None], tokens, 0)
+    shared = params.shared if params.shared is None or rank is None else rank.put_together(params.shared)
 
     logits = _logits(tokens, params.router, params.router_bias)
     routing = route(logits, options.router, selection_bias=params.selection_bias, token_mask=token_mask)
-    y, counts = _apply(tokens, routing.ids, routing.weights, params.experts, options.experts)
-    stats = routing_stats(logits, counts, options.router, token_mask=token_mask)
-    if params.shared is not None:
-        shared = shared_expert(tokens, params.shared, options.experts)
-        y = (y.astype(shared.dtype) + shared).astype(x.dtype)
-        if token_mask is not None:  # an activation need not map 0 to 0
-            y = jnp.where(token_mask[:, None], y, 0)
+    if rank is None:
+        y, counts = _apply(tokens, routing.ids, routing.weights, params.experts, options.experts)
+        stats = routing_stats(logits, counts, options.router, token_mask=token_mask)
+    else:
+        weights = rank.put_together(params.experts)
+        y, counts, dropped = rank.experts(Tokens(tokens, *routing), weights, options.experts, logits.shape[1])
+        stats = routing_stats(logits, counts, options.router, token_mask=token_mask, axes=rank.token_axes)
+        stats = stats._replace(dropped=dropped)
+    if shared is not None:
+        more = shared_expert(tokens if rank is None else rank.enter(tokens), shared, options.experts)
+        y = y.astype(more.dtype) + more
+    y = (y if rank is None else rank.leave(y)).astype(x.dtype)
+    if shared is not None and token_mask is not None:  # an activation need not map 0 to 0
+        y = jnp.where(token_mask[:, None], y, 0)
     return y.reshape(x.shape), stats
 
 

@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jax_ggemm.arguments import as_array
+from jax_ggemm.expert_parallel import ExpertParallel
 from jax_ggemm.experts import Activation, ExpertOptions, SharedParams, swiglu
 from jax_ggemm.layouts import CONCATENATED, DEFAULT, ExpertLayout, ExpertParams, convert
 from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe
@@ -81,6 +82,10 @@ class MoE(nnx.Module):
         router's parameters are float32.
       precision: of the experts' products, see `jax.lax.Precision`.
       implementation: of the grouped products, see `jax_ggemm.ragged_dot`.
+      expert_axis: the mesh axis that the experts are spread over: short for `parallel=ExpertParallel(expert_axis)`.
+      parallel: how the layer lies on a mesh, see `ExpertParallel`; None for one device. The experts' variables then
+        carry their PartitionSpecs as `out_sharding`, unless their metadata name another; made where a mesh is set,
+        they are sharded at once. Values, shapes and checkpoints are those of the layer on one device.
       kernel_init: initializer of each single matrix, given its shape (in, out): an expert's fan-in is its own, and the
         values do not depend on `layout`.
       bias_init: initializer of biases.
@@ -114,6 +119,8 @@ class MoE(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         precision: lax.PrecisionLike = None,
         implementation: Any = None,
+        expert_axis: str | None = None,
+        parallel: ExpertParallel | None = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         router_init: Initializer = default_kernel_init,
@@ -140,8 +147,17 @@ class MoE(nnx.Module):
             raise ValueError(f"shared_features must not be negative, got {shared_features}; 0 means no shared expert")
         if shared_gate and not shared_features:
             raise ValueError("shared_gate=True needs a shared expert, got shared_features=0")
-        options = MoEOptions(router, ExpertOptions(activation, layout, precision, implementation))
+        if expert_axis is not None:
+            if parallel is not None:
+                raise ValueError(
+                    f"expert_axis={expert_axis!r} is short for parallel=ExpertParallel(...): pass one of them"
+                )
+            parallel = ExpertParallel(expert_axis)
+        options = MoEOptions(router, ExpertOptions(activation, layout, precision, implementation), parallel)
         router.check(num_experts)
+        placed, shared_placed = _placed(parallel, layout)
+        gate_up_bias_metadata = {**placed.gate_up_bias, **gate_up_bias_metadata}
+        down_bias_metadata = {**placed.down_bias, **down_bias_metadata}
 
         def kernels(number: int, hidden: int) -> ExpertParams:
             """Weights of `number` experts in `layout`, from one call of the initializer per matrix."""
@@ -162,21 +178,23 @@ class MoE(nnx.Module):
         self.router = nnx.Param(router_init(rngs.params(), (features, num_experts), jnp.float32), **router_metadata)
         self.router_bias = bias(use_router_bias, (num_experts,), jnp.float32, _NO_METADATA)
         weights = kernels(num_experts, hidden_features)
-        self.gate_up = nnx.Param(weights.gate_up, **gate_up_metadata)
-        self.down = nnx.Param(weights.down, **down_metadata)
+        self.gate_up = nnx.Param(weights.gate_up, **{**placed.gate_up, **gate_up_metadata})
+        self.down = nnx.Param(weights.down, **{**placed.down, **down_metadata})
         fused_shape = (num_experts, 2 * hidden_features)
         self.gate_up_bias = bias(use_bias, fused_shape, param_dtype, gate_up_bias_metadata)
-        self.down_bias = bias(use_bias, (num_experts, features), param_dtype, down_bias_metadata)
+        self.down_bias = bias(
+            use_bias, (num_experts, features), param_dtype, {**placed.down_bias, **down_bias_metadata}
+        )
         self.selection_bias = (
             SelectionBias(jnp.zeros((num_experts,), jnp.float32)) if use_selection_bias else nnx.data(None)
         )
         self.shared_gate_up = self.shared_down = self.shared_gate = nnx.data(None)
         if shared_features:
             shared = kernels(1, shared_features)
-            self.shared_gate_up = nnx.Param(shared.gate_up[0], **shared_gate_up_metadata)
-            self.shared_down = nnx.Param(shared.down[0], **shared_down_metadata)
+            self.shared_gate_up = nnx.Param(shared.gate_up[0], **{**shared_placed.gate_up, **shared_gate_up_metadata})
+            self.shared_down = nnx.Param(shared.down[0], **{**shared_placed.down, **shared_down_metadata})
         if shared_gate:
-            self.shared_gate = nnx.Param(kernel_init(rngs.params(), (features, 1), param_dtype))
+            self.shared_gate = nnx.Param(kernel_init(rngs.params(), (features, 1), param_dtype), **shared_placed.gate)
 
         self.features = features
         self.hidden_features = hidden_features
@@ -233,6 +251,22 @@ class MoE(nnx.Module):
         if self.selection_bias is None:
             raise ValueError("this layer has no selection bias; make it with use_selection_bias=True")
         self.selection_bias[...] = update_selection_bias(self.selection_bias[...], counts, rate)
+
+
+def _placed(parallel: ExpertParallel | None, layout: ExpertLayout) -> tuple[Any, Any]:
+    """Metadata that say how variables are sharded: in the fields of ExpertParams, and of SharedParams."""
+
+    def metadata(spec: Any) -> Metadata:
+        if parallel is None:
+            return _NO_METADATA
+        mesh = parallel.mesh
+        known = not (jax.sharding.get_abstract_mesh() if mesh is None else mesh).empty
+        return {"out_sharding": spec, "eager_sharding": known, **({} if mesh is None else {"mesh": mesh})}
+
+    specs = parallel or ExpertParallel("")
+    experts: list[Any] = [metadata(spec) for spec in specs.expert_specs(layout)]
+    shared: list[Any] = [metadata(spec) for spec in specs.shared_specs(layout)]
+    return ExpertParams(*experts), SharedParams(*shared)
 
 
 def _size(name: str, value: Any) -> int:

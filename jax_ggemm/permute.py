@@ -22,7 +22,24 @@ from jax import lax
 
 from jax_ggemm.manual_axes import vary_alike
 
-__all__ = ["Permutation", "combine", "dispatch", "sort_by_expert"]
+__all__ = ["Links", "Permutation", "combine", "dispatch", "sort_by_expert"]
+
+
+class Links(NamedTuple):
+    """Which of R rows belongs to which of T * k slots, where either may have no partner.
+
+    Attributes:
+      order: (R,) int32, the slot t * k + j of each row; T * k or more where it has none.
+      inverse: (T, k) int32, the row of each slot; R or more where it has none.
+    """
+
+    order: jax.Array
+    inverse: jax.Array
+
+    @property
+    def links(self) -> Links:
+        """Itself."""
+        return self
 
 
 class Permutation(NamedTuple):
@@ -39,6 +56,17 @@ class Permutation(NamedTuple):
     inverse: jax.Array
     group_sizes: jax.Array
     num_rows: jax.Array
+
+    @property
+    def links(self) -> Links:
+        """The rows and slots that have an expert, linked."""
+        return self.first(self.order.shape[0])
+
+    def first(self, rows: int) -> Links:
+        """The links of the first `rows` rows, for a routing that has no more of them."""
+        slots = self.order.shape[0]
+        order = jnp.where(lax.iota(jnp.int32, rows) < self.num_rows, self.order[:rows], slots)
+        return Links(order, jnp.where(self.inverse < self.num_rows, self.inverse, rows))
 
 
 def sort_by_expert(ids: jax.Array, num_experts: int) -> Permutation:
@@ -72,7 +100,7 @@ def sort_by_expert(ids: jax.Array, num_experts: int) -> Permutation:
     return Permutation(order, inverse.reshape(ids.shape), jnp.diff(starts), starts[num_experts])
 
 
-def dispatch(x: jax.Array, permutation: Permutation) -> jax.Array:
+def dispatch(x: jax.Array, permutation: Permutation | Links) -> jax.Array:
     """Gathers the rows of tokens in expert order.
 
     Args:
@@ -81,23 +109,23 @@ def dispatch(x: jax.Array, permutation: Permutation) -> jax.Array:
 
     Returns:
       (N, D) in the dtype of x: row i is x[order[i] // k], or 0 where it has no expert. The gradient is a gather and a
-      sum over k in float32.
+      sum over k in float32. With `Links` of R rows, (R, D).
 
     Raises:
       TypeError: for a wrong dtype or rank, or sizes that do not fit.
     """
     x = jnp.asarray(x)
     _check_rows("x", x, permutation.inverse.shape[0], "token")
-    x, permutation = vary_alike((x, permutation))
-    return _spread(x, None, permutation, np.dtype(x.dtype))
+    x, links = vary_alike((x, permutation.links))
+    return _spread(x, None, links, np.dtype(x.dtype))
 
 
-def combine(y: jax.Array, weights: jax.Array, permutation: Permutation, dtype: Any = None) -> jax.Array:
+def combine(y: jax.Array, weights: jax.Array | None, permutation: Permutation | Links, dtype: Any = None) -> jax.Array:
     """Sums the rows of each token, weighted.
 
     Args:
-      y: (N, D) floating, rows in expert order.
-      weights: (T, k) floating, float32 as a rule.
+      y: (N, D) floating, rows in expert order; (R, D) with `Links` of R rows.
+      weights: (T, k) floating, float32 as a rule; None for a plain sum.
       permutation: of the T tokens' slots.
       dtype: of the result; that of y if None.
 
@@ -109,30 +137,31 @@ def combine(y: jax.Array, weights: jax.Array, permutation: Permutation, dtype: A
     Raises:
       TypeError: for a wrong dtype or rank, or sizes that do not fit.
     """
-    y, weights = jnp.asarray(y), jnp.asarray(weights)
+    y = jnp.asarray(y)
     _check_rows("y", y, permutation.order.shape[0], "slot")
     shape = permutation.inverse.shape
-    if weights.shape != shape or not jnp.issubdtype(weights.dtype, jnp.floating):
-        raise TypeError(f"weights must be floating of shape {shape}, got {weights.dtype} of shape {weights.shape}")
-    y, weights, permutation = vary_alike((y, weights, permutation))
-    return _collect(y, weights, permutation, np.dtype(y.dtype if dtype is None else dtype))
+    if weights is not None:
+        weights = jnp.asarray(weights)
+        if weights.shape != shape or not jnp.issubdtype(weights.dtype, jnp.floating):
+            raise TypeError(f"weights must be floating of shape {shape}, got {weights.dtype} of shape {weights.shape}")
+    y, weights, links = vary_alike((y, weights, permutation.links))
+    return _collect(y, weights, links, np.dtype(y.dtype if dtype is None else dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _spread(x: jax.Array, weights: jax.Array | None, permutation: Permutation, dtype: np.dtype[Any]) -> jax.Array:
-    """Row i is x[t] (times weights[t, j]) for the slot (t, j) = order[i]: (T, D) to (N, D)."""
-    order = permutation.order
-    rows = _gather(x, order // permutation.inverse.shape[1])
+def _spread(x: jax.Array, weights: jax.Array | None, links: Links, dtype: np.dtype[Any]) -> jax.Array:
+    """Row i is x[t] (times weights[t, j]) for the slot (t, j) = order[i]: (T, D) to (R, D)."""
+    order, k = links.order, links.inverse.shape[1]
+    rows = _gather(x, order // k)
     if weights is not None:
         rows = _wide(rows, weights) * _gather(_wide(weights, rows).reshape(-1), order)[:, None]
-    has_expert = lax.iota(jnp.int32, order.shape[0]) < permutation.num_rows
-    return jnp.where(has_expert[:, None], rows.astype(dtype), 0)
+    return jnp.where((order < links.inverse.size)[:, None], rows.astype(dtype), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _collect(y: jax.Array, weights: jax.Array | None, permutation: Permutation, dtype: np.dtype[Any]) -> jax.Array:
-    """Sums y[inverse[t, j]] (times weights[t, j]) over j: (N, D) to (T, D)."""
-    inverse = permutation.inverse
+def _collect(y: jax.Array, weights: jax.Array | None, links: Links, dtype: np.dtype[Any]) -> jax.Array:
+    """Sums y[inverse[t, j]] (times weights[t, j]) over j: (R, D) to (T, D)."""
+    inverse = links.inverse
     kind = jnp.promote_types(jnp.float32, y.dtype if weights is None else jnp.promote_types(y.dtype, weights.dtype))
     total = jnp.zeros((inverse.shape[0], y.shape[1]), kind)
     for j in range(inverse.shape[1]):  # unrolled: k gathers fuse into one pass that holds nothing of size (T, k, D)
@@ -140,47 +169,47 @@ def _collect(y: jax.Array, weights: jax.Array | None, permutation: Permutation, 
         term = _gather(y, row).astype(kind)
         if weights is not None:
             term = term * weights[:, j, None].astype(kind)
-        total = total + jnp.where((row < permutation.num_rows)[:, None], term, 0)
+        total = total + jnp.where((row < y.shape[0])[:, None], term, 0)
     return total.astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _pair(x: jax.Array, y: jax.Array, permutation: Permutation, dtype: np.dtype[Any]) -> jax.Array:
-    """<x[t], y[inverse[t, j]]>: (T, D) and (N, D) to (T, k)."""
-    rows = _gather(y, permutation.inverse)
+def _pair(x: jax.Array, y: jax.Array, links: Links, dtype: np.dtype[Any]) -> jax.Array:
+    """<x[t], y[inverse[t, j]]>: (T, D) and (R, D) to (T, k)."""
+    rows = _gather(y, links.inverse)
     products = jnp.sum(_wide(x, y)[:, None, :] * _wide(rows, x), axis=-1)
-    return jnp.where(permutation.inverse < permutation.num_rows, products, 0).astype(dtype)
+    return jnp.where(links.inverse < y.shape[0], products, 0).astype(dtype)
 
 
-def _spread_fwd(x: jax.Array, weights: jax.Array | None, permutation: Permutation, dtype: np.dtype[Any]) -> Any:
+def _spread_fwd(x: jax.Array, weights: jax.Array | None, links: Links, dtype: np.dtype[Any]) -> Any:
     # Without weights only the dtype of x is needed later, and an empty slice is what can carry it.
-    return _spread(x, weights, permutation, dtype), (x[:0] if weights is None else x, weights, permutation)
+    return _spread(x, weights, links, dtype), (x[:0] if weights is None else x, weights, links)
 
 
 def _spread_bwd(_: np.dtype[Any], residuals: Any, cotangent: jax.Array) -> Any:
-    x, weights, permutation = residuals
-    dx = _collect(cotangent, weights, permutation, np.dtype(x.dtype))
-    return dx, None if weights is None else _pair(x, cotangent, permutation, np.dtype(weights.dtype)), None
+    x, weights, links = residuals
+    dx = _collect(cotangent, weights, links, np.dtype(x.dtype))
+    return dx, None if weights is None else _pair(x, cotangent, links, np.dtype(weights.dtype)), None
 
 
-def _collect_fwd(y: jax.Array, weights: jax.Array | None, permutation: Permutation, dtype: np.dtype[Any]) -> Any:
-    return _collect(y, weights, permutation, dtype), (y[:0] if weights is None else y, weights, permutation)
+def _collect_fwd(y: jax.Array, weights: jax.Array | None, links: Links, dtype: np.dtype[Any]) -> Any:
+    return _collect(y, weights, links, dtype), (y[:0] if weights is None else y, weights, links)
 
 
 def _collect_bwd(_: np.dtype[Any], residuals: Any, cotangent: jax.Array) -> Any:
-    y, weights, permutation = residuals
-    dy = _spread(cotangent, weights, permutation, np.dtype(y.dtype))
-    return dy, None if weights is None else _pair(cotangent, y, permutation, np.dtype(weights.dtype)), None
+    y, weights, links = residuals
+    dy = _spread(cotangent, weights, links, np.dtype(y.dtype))
+    return dy, None if weights is None else _pair(cotangent, y, links, np.dtype(weights.dtype)), None
 
 
-def _pair_fwd(x: jax.Array, y: jax.Array, permutation: Permutation, dtype: np.dtype[Any]) -> Any:
-    return _pair(x, y, permutation, dtype), (x, y, permutation)
+def _pair_fwd(x: jax.Array, y: jax.Array, links: Links, dtype: np.dtype[Any]) -> Any:
+    return _pair(x, y, links, dtype), (x, y, links)
 
 
 def _pair_bwd(_: np.dtype[Any], residuals: Any, cotangent: jax.Array) -> Any:
-    x, y, permutation = residuals
-    dx = _collect(y, cotangent, permutation, np.dtype(x.dtype))
-    return dx, _spread(x, cotangent, permutation, np.dtype(y.dtype)), None
+    x, y, links = residuals
+    dx = _collect(y, cotangent, links, np.dtype(x.dtype))
+    return dx, _spread(x, cotangent, links, np.dtype(y.dtype)), None
 
 
 _spread.defvjp(_spread_fwd, _spread_bwd)
@@ -189,8 +218,8 @@ _pair.defvjp(_pair_fwd, _pair_bwd)
 
 
 def _gather(array: jax.Array, indices: jax.Array) -> jax.Array:
-    """array[indices] without the bounds checks that indices from a permutation do not need."""
-    return array.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    """array[indices]; where there is no partner to gather, some row, which the caller masks."""
+    return array.at[indices].get(mode="clip", wrap_negative_indices=False)
 
 
 def _wide(array: jax.Array, other: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_ggemm.collectives import sum_over
 from jax_ggemm.take_chosen import take_chosen
 
 __all__ = ["Renormalize", "Router", "Routing", "RoutingStats", "identity", "load_balance_loss", "normalized_sigmoid"]
@@ -134,6 +135,7 @@ class RoutingStats(NamedTuple):
       mean_probabilities: (E,) float32, the mean of the router's probabilities over these tokens.
       load_balance_loss: () float32, see `load_balance_loss`.
       z_loss: () float32, the mean over tokens of logsumexp(logits)^2 (ST-MoE, arXiv:2202.08906, eq. 5).
+      dropped: () int32, the choices that a buffer had no room for: 0 but for `AllToAll` with a buffer factor.
     """
 
     counts: jax.Array
@@ -141,6 +143,7 @@ class RoutingStats(NamedTuple):
     mean_probabilities: jax.Array
     load_balance_loss: jax.Array
     z_loss: jax.Array
+    dropped: jax.Array
 
 
 def route(
@@ -199,7 +202,12 @@ def route(
 
 
 def routing_stats(
-    logits: jax.Array, counts: jax.Array, router: Router, *, token_mask: jax.Array | None = None
+    logits: jax.Array,
+    counts: jax.Array,
+    router: Router,
+    *,
+    token_mask: jax.Array | None = None,
+    axes: tuple[str, ...] = (),
 ) -> RoutingStats:
     """Computes what training wants to know of a routing, in float32.
 
@@ -208,6 +216,7 @@ def routing_stats(
       counts: (E,) int32, the choices that fell on each expert: `permute.sort_by_expert(ids, E).group_sizes`.
       router: the rule; its `probabilities` count here.
       token_mask: (T,) bool, False for a token of padding.
+      axes: inside `jax.shard_map`, the mesh axes that tokens are split over; counts are those of all ranks.
 
     Returns:
       The statistics. Gradients reach the logits through `mean_probabilities` and both losses.
@@ -222,11 +231,12 @@ def routing_stats(
     probabilities = router.probabilities(visible)
     squares = jax.nn.logsumexp(visible, axis=1) ** 2
     mask = jnp.ones(squares.shape, bool) if token_mask is None else token_mask
-    num_tokens = jnp.sum(mask, dtype=jnp.int32)
+    num_tokens = sum_over(jnp.sum(mask, dtype=jnp.int32), axes)
     share = 1.0 / jnp.maximum(num_tokens, 1).astype(visible.dtype)
-    mean_probabilities = jnp.sum(jnp.where(mask[:, None], probabilities, 0.0), axis=0) * share
-    z_loss = jnp.sum(jnp.where(mask, squares, 0.0)) * share
-    return RoutingStats(counts, num_tokens, mean_probabilities, load_balance_loss(counts, mean_probabilities), z_loss)
+    mean_probabilities = sum_over(jnp.sum(jnp.where(mask[:, None], probabilities, 0.0), axis=0), axes) * share
+    z_loss = sum_over(jnp.sum(jnp.where(mask, squares, 0.0)), axes) * share
+    balance = load_balance_loss(counts, mean_probabilities)
+    return RoutingStats(counts, num_tokens, mean_probabilities, balance, z_loss, jnp.zeros((), jnp.int32))
 
 
 def load_balance_loss(counts: jax.Array, mean_probabilities: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What every test file shares: four CPU devices, and the implementations that the op's tests run on.
+"""What every test file shares: eight CPU devices, and the implementations that the op's tests run on.
 
 On a machine with a GPU that has kernels, the tests of behaviour run on those alone, with the marker `gpu`.
 """
@@ -15,7 +15,7 @@ import pytest
 
 import jax_ggemm
 
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for several test processes on one GPU
 
 from wide_cute import HAS_GPU, WideCute  # noqa: E402  (asks for devices)

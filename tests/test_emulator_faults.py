@@ -40,6 +40,7 @@ class Ran:
 
     faults: tuple[Fault, ...]
     y: np.ndarray
+    warnings: tuple[Fault, ...] = ()
 
     @property
     def kinds(self) -> set[str]:
@@ -58,7 +59,8 @@ def run(
     launch = Launch(block=(threads, 1, 1), shared_bytes=shared, params=[x.ctypes.data, y.ctypes.data])
     text = _HEAD.format(target=target, body=body)
     checks = Checks(max_instructions=200_000)
-    return Ran(emulate(text, launch, space, seed=seed, checks=checks, raises=False).faults, y)
+    report = emulate(text, launch, space, seed=seed, checks=checks, raises=False)
+    return Ran(report.faults, y, report.warnings)
 
 
 def wait(barrier: str, parity: int, label: str) -> str:
@@ -163,6 +165,13 @@ def test_a_race_names_both_accesses() -> None:
 def test_two_bytes_of_a_word_do_not_race() -> None:
     body = "add.s32 %r5, %r2, %r1; cvt.u16.u32 %h1, %r1; st.shared.u8 [%r5], %h1;"
     assert not run(body, threads=64).faults
+
+
+def test_lanes_that_write_the_same_value_to_one_place_do_not_race() -> None:
+    assert not run("st.shared.u32 [%r2], 7;").faults
+    assert run("st.shared.u32 [%r2], %r1;").kinds == {"race"}
+    assert run("st.shared.u32 [%r2], 7; st.shared.u32 [%r2], 7;", threads=64).kinds == {"race"}
+    assert not run("st.shared.u32 [%r2], 7; bar.sync 0; st.shared.u32 [%r2], 7;").faults
 
 
 def test_writes_of_two_clusters_to_one_place_race() -> None:
@@ -387,6 +396,122 @@ BOTH: shfl.sync.bfly.b32 %r7, %r6, 1, 31, -1;
     ran = run(body)
     assert not ran.faults
     assert ran.y[:32].tolist() == [(i ^ 1) + (100 if i % 2 == 0 else 200) for i in range(32)]
+
+
+# ---- warpgroup products ----
+
+_AGAIN = """
+  wgmma.fence.sync.aligned;
+  setp.lt.u32 %p4, %r1, 32; @%p4 add.s64 %rd6, %rd6, 1;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r10, %r11, %r12, %r13}, %rd6, %rd6, %p3, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 0;
+"""
+
+
+def wgmma(
+    fence: str = "wgmma.fence.sync.aligned;",
+    commit: str = "wgmma.commit_group.sync.aligned;",
+    early: str = "",
+    wait_text: str = "wgmma.wait_group.sync.aligned 0;",
+    proxy: str = "fence.proxy.async.shared::cta;",
+    late: str = "",
+) -> Ran:
+    """Ones (64, 16) by ones (8, 16), without a swizzle: 16 in every place."""
+    body = f"""
+  mov.u32 %r5, 0x3f803f80;
+  shl.b32 %r6, %r1, 4; add.s32 %r6, %r2, %r6;
+  st.shared.v4.b32 [%r6], {{%r5, %r5, %r5, %r5}};
+  st.shared.v4.b32 [%r6+2048], {{%r5, %r5, %r5, %r5}};
+  {proxy}
+  bar.sync 0;
+  shr.u32 %r7, %r2, 4; cvt.u64.u32 %rd6, %r7;
+  mov.u64 %rd7, 0x0000000800010000; or.b64 %rd6, %rd6, %rd7;
+  mov.b32 %r10, 0f00000000; mov.b32 %r11, %r10; mov.b32 %r12, %r10; mov.b32 %r13, %r10;
+  mov.pred %p3, 1;
+  {fence}
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%r10, %r11, %r12, %r13}}, %rd6, %rd6, %p3, 1, 1, 0, 0;
+  {commit}
+  {early}
+  {wait_text}
+  {late}
+  setp.gt.u32 %p4, %r1, 63; @%p4 bra END;
+  st.global.b32 [%rd5], %r13;
+END:
+"""
+    return run(body, threads=128, shared=8192)
+
+
+def test_a_warpgroup_product() -> None:
+    ran = wgmma()
+    assert not ran.faults
+    assert not ran.warnings
+    assert (ran.y.view(np.float32) == 16).all()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "changes"),
+    [
+        ({"protocol"}, {"fence": ""}),
+        ({"protocol"}, {"wait_text": ""}),
+        ({"protocol"}, {"commit": ""}),
+        ({"race"}, {"proxy": ""}),
+        ({"race"}, {"early": "st.shared.b32 [%r6], %r1;"}),
+        ({"protocol"}, {"late": _AGAIN}),
+    ],
+)
+def test_wrong_warpgroup_products(kinds: set[str], changes: dict[str, str]) -> None:
+    ran = wgmma(**changes)
+    assert ran.kinds
+    assert ran.kinds <= kinds
+
+
+def test_an_accumulator_that_is_used_early_is_a_warning() -> None:
+    ran = wgmma(early="add.f32 %r20, %r13, %r13;")
+    assert not ran.faults
+    (warning,) = ran.warnings
+    assert warning.kind == "serialised"
+    assert warning.instruction == "add.f32 %r20, %r13, %r13"
+
+
+# ---- clusters ----
+
+
+def test_a_cluster_that_has_not_started_is_taken() -> None:
+    # The first cluster takes the others one by one, and writes each one's number plus one.
+    text = _HEAD.format(
+        target="sm_100a",
+        body=f"""
+  mbarrier.init.shared.b64 [%r2+1024], 1;
+  fence.mbarrier_init.release.cluster;
+  mov.u32 %r5, %ctaid.x;
+  mov.u32 %r6, 0;
+NEXT:
+  mul.wide.u32 %rd6, %r5, 4; add.s64 %rd6, %rd2, %rd6;
+  add.u32 %r7, %r5, 1;
+  st.global.u32 [%rd6], %r7;
+  mbarrier.arrive.expect_tx.shared.b64 %rd7, [%r2+1024], 16;
+  clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2], [%r2+1024];
+  {wait("%r2+1024", 0, "W").replace(", 0,", ", %r6,")}
+  xor.b32 %r6, %r6, 1;
+  ld.shared.v2.b64 {{%rd8, %rd9}}, [%r2];
+  mov.b128 %q, {{%rd8, %rd9}};
+  clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q;
+  @!%p2 bra DONE;
+  clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r5, %q;
+  fence.proxy.async.shared::cta;
+  bra NEXT;
+DONE:
+""",
+    ).replace(".reg .pred", ".reg .b128 %q; .reg .pred")
+    y = np.zeros(9, np.uint32)
+    memory = Memory()
+    memory.add("y", y, writable=True)
+    launch = Launch(grid=(9, 1, 1), block=(1, 1, 1), shared_bytes=4096, params=[0, y.ctypes.data])
+    for resident in (1, 3):
+        y[:] = 0
+        emulate(text, launch, memory, checks=Checks(resident_clusters=resident))
+        assert y.tolist() == list(range(1, 10))
 
 
 # ---- tensor memory ----

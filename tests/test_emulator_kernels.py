@@ -26,7 +26,7 @@ from jax_ggemm.routing import Router
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
-from ptx_emulator import kernels  # noqa: E402
+from ptx_emulator import kernels
 
 pytestmark = pytest.mark.emulator
 
@@ -162,14 +162,9 @@ def test_long_contractions_and_whole_tiles(spec: config.KernelSpec) -> None:
     check(spec, "even", shape=(384, 512, 512))
 
 
-def test_accumulators_that_are_used_too_early_are_a_warning() -> None:
-    few_rows = config.Sm90Config(tile_m=64, tile_n=256, stages=5)
-    wide = config.Sm90Config(tile_m=128, tile_n=256, stages=4)
-    for candidate in (few_rows, wide):
-        report = check(config.KernelSpec(Product.FORWARD, BF16, BF16, False, candidate), "even")
-        assert {warning.kind for warning in report.warnings} <= {"serialised"}
-        if candidate is wide:
-            assert not report.warnings
+@pytest.mark.parametrize("spec", DEFAULTS, ids=name)
+def test_no_product_waits_for_the_one_before(spec: config.KernelSpec) -> None:
+    assert not check(spec, "even").warnings
 
 
 # ---- whole programs ----

@@ -14,7 +14,7 @@ from jax_ggemm.products import Product
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
-from ptx_emulator import kernels  # noqa: E402
+from ptx_emulator import kernels
 
 pytestmark = pytest.mark.emulator
 

@@ -33,6 +33,7 @@ class CpuStandIn:
 
     def unavailable(self, spec: config.KernelSpec, arch: str) -> str | None:
         del spec, arch
+        return None
 
     def call(self, specs: Mapping[str, config.KernelSpec], arrays: list[jax.Array], result: Any) -> jax.Array:
         (spec,) = specs.values()

@@ -171,9 +171,10 @@ def _check(kernel: parser.Kernel, launch: Launch) -> None:
 
 
 def _registers(kernel: parser.Kernel, launch: Launch) -> int:
-    """Registers that a thread starts with: what ptxas gives it from the sizes that the entry declares."""
+    """Registers that a thread starts with where ptxas gives it all that there are; 0 where it may give fewer."""
     threads = -(-int(np.prod(launch.block)) // 32) * 32
-    return min(65536 // (threads * kernel.min_ctas) // 8 * 8, 255)
+    share = 65536 // (threads * kernel.min_ctas) // 8 * 8
+    return share if kernel.reqntid and share < 255 else 0
 
 
 def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, checks: Checks) -> Report:

@@ -101,7 +101,7 @@ class HostObject:
         """
         raised: list[BaseException] = []
 
-        def call(kernel, grid, block, cluster, shared_bytes, allowed, values):  # noqa: ANN001, ANN202
+        def call(kernel, grid, block, cluster, shared_bytes, allowed, values):
             try:
                 on_launch(
                     HostLaunch(
@@ -112,7 +112,7 @@ class HostObject:
                         values,
                     )
                 )
-            except BaseException as error:  # noqa: BLE001  (must not cross the C code)
+            except BaseException as error:
                 raised.append(error)
                 return 1
             return 0

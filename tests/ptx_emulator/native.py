@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -11,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _CORE = Path(__file__).parent / "core"
@@ -69,6 +72,15 @@ def cache_directory() -> Path:
     return Path(base) / "jax_ggemm" / "ptx_emulator"
 
 
+@contextlib.contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Of several processes that would make the same thing, one does; the others wait, and find it."""
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with (cache_directory() / f"{what}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -103,8 +115,7 @@ def _cpu() -> bytes:
     return next((line for line in lines if line.startswith("flags")), platform.processor()).encode()
 
 
-@functools.cache
-def core() -> ctypes.CDLL:
+def _library() -> Path:
     """The core, compiled if this user's cache does not hold it."""
     common = hashlib.sha256(_cpu() + " ".join((compiler(), *_FLAGS)).encode())
     for path in sorted((*_CORE.glob("*.h"), *_CORE.glob("*.def"))):
@@ -120,7 +131,14 @@ def core() -> ctypes.CDLL:
         objects = list(pool.map(build, sorted(_CORE.glob("*.cc"))))
     key = hashlib.sha256("".join(path.name for path in objects).encode()).hexdigest()[:24]
     library = cache_directory() / f"core-{key}.so"
-    compile_whole([compiler(), "-shared", *map(str, objects)], library)
+    return compile_whole([compiler(), "-shared", *map(str, objects)], library)
+
+
+@functools.cache
+def core() -> ctypes.CDLL:
+    """The core, loaded."""
+    with one_at_a_time("core"):
+        library = _library()
     loaded = ctypes.CDLL(str(library))
     loaded.ptx_emulator_run.argtypes = [ctypes.POINTER(LaunchArgument)]
     loaded.ptx_emulator_run.restype = ctypes.c_void_p

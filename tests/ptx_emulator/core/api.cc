@@ -105,8 +105,8 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
     for (const ptx::Fault& fault : faults) {
       if (json.size() > 1) json += ", ";
       json += "{\"kind\": " + Quote(fault.kind) + ", \"message\": " + Quote(fault.message) +
-              Text(", \"pc\": %u, \"cta\": [%u, %u, %u], \"warp\": %d, \"lanes\": %u}", fault.site.pc,
-                   fault.site.cta.x, fault.site.cta.y, fault.site.cta.z, fault.site.warp, fault.site.lanes);
+              Text(", \"pc\": %u, \"cta\": [%u, %u, %u], \"warp\": %d, \"lanes\": %u}", fault.site.pc, fault.site.cta.x,
+                   fault.site.cta.y, fault.site.cta.z, fault.site.warp, fault.site.lanes);
     }
     return json + "]";
   };

@@ -1,424 +1,15 @@
-// Instructions that stay within a warp: arithmetic, conversions, shuffles, votes.
-#include <cmath>
-
+// One instruction of a group of lanes: what stays within a warp is done here.
+#include "lanes.h"
 #include "machine.h"
-#include "numbers.h"
 
 namespace ptx {
-namespace {
-
-constexpr uint32_t kAllLanes = ~0u;
-
-template <typename T>
-void Blend(T* to, const T* from, uint32_t mask) {
-  if (mask == kAllLanes) {
-    std::memcpy(to, from, 32 * sizeof(T));
-    return;
-  }
-  for (int l = 0; l < 32; ++l) to[l] = mask >> l & 1 ? from[l] : to[l];
-}
-
-uint64_t Truncate(uint64_t value, int bits) { return bits >= 64 ? value : value & ((uint64_t{1} << bits) - 1); }
-
-int64_t Extend(uint64_t value, int bits) {
-  return static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);
-}
-
-// One NaN gives the other operand, also a signalling one. -0 is below 0.
-float Extreme(float x, float y, bool smaller) {
-  if (x != x) return Canonical(y);
-  if (y != y) return x;
-  if (x == y) return std::signbit(x) == smaller ? x : y;
-  return (x < y) == smaller ? x : y;
-}
-
-template <typename T>
-bool CompareValues(Compare how, T a, T b) {
-  const bool unordered = a != a || b != b;
-  switch (how) {
-    case Compare::eq: return a == b;
-    case Compare::ne: return !unordered && a != b;
-    case Compare::lt: return a < b;
-    case Compare::le: return a <= b;
-    case Compare::gt: return a > b;
-    case Compare::ge: return a >= b;
-    case Compare::ltu: return unordered || a < b;
-    case Compare::leu: return unordered || a <= b;
-    case Compare::gtu: return unordered || a > b;
-    case Compare::geu: return unordered || a >= b;
-    case Compare::equ: return unordered || a == b;
-    case Compare::neu: return unordered || a != b;
-    case Compare::num: return !unordered;
-    case Compare::nan: return unordered;
-  }
-  return false;
-}
-
-template <typename T>
-uint32_t CompareLanes(Compare how, const T* a, const T* b) {
-  uint8_t bits[32];
-  switch (how) {
-    case Compare::eq: for (int l = 0; l < 32; ++l) bits[l] = a[l] == b[l]; break;
-    case Compare::lt: for (int l = 0; l < 32; ++l) bits[l] = a[l] < b[l]; break;
-    case Compare::le: for (int l = 0; l < 32; ++l) bits[l] = a[l] <= b[l]; break;
-    case Compare::gt: for (int l = 0; l < 32; ++l) bits[l] = a[l] > b[l]; break;
-    case Compare::ge: for (int l = 0; l < 32; ++l) bits[l] = a[l] >= b[l]; break;
-    default: for (int l = 0; l < 32; ++l) bits[l] = CompareValues(how, a[l], b[l]);
-  }
-  uint32_t mask = 0;
-  for (int l = 0; l < 32; ++l) mask |= static_cast<uint32_t>(bits[l]) << l;
-  return mask;
-}
-
-}  // namespace
-
-// Runs `f` on the lanes of two sources of type T.
-#define BINARY(T, expression)                                  \
-  do {                                                         \
-    const T* a = Source<T>(c, 1);                              \
-    const T* b = Source<T>(c, 2);                              \
-    T r[32];                                                   \
-    for (int l = 0; l < 32; ++l) {                             \
-      const T x = a[l], y = b[l];                              \
-      r[l] = static_cast<T>(expression);                       \
-    }                                                          \
-    Blend(Destination<T>(c, 0), r, c.mask);                    \
-  } while (false)
-
-#define UNARY(T, expression)                                   \
-  do {                                                         \
-    const T* a = Source<T>(c, 1);                              \
-    T r[32];                                                   \
-    for (int l = 0; l < 32; ++l) {                             \
-      const T x = a[l];                                        \
-      r[l] = static_cast<T>(expression);                       \
-    }                                                          \
-    Blend(Destination<T>(c, 0), r, c.mask);                    \
-  } while (false)
-
-void Machine::Alu(Context& c) {
-  const Instr& i = c.instr;
-  const bool is_signed = i.kind == 's';
-  if (i.kind == 'p') {
-    const uint32_t a = *Source<uint32_t>(c, 1);
-    const uint32_t b = i.operands > 2 ? *Source<uint32_t>(c, 2) : 0;
-    uint32_t r = a;
-    switch (i.op()) {
-      case Op::and_: r = a & b; break;
-      case Op::or_: r = a | b; break;
-      case Op::xor_: r = a ^ b; break;
-      case Op::not_: r = ~a; break;
-      default: break;
-    }
-    uint32_t& d = *Destination<uint32_t>(c, 0);
-    d = (d & ~c.mask) | (r & c.mask);
-    return;
-  }
-  if (i.kind == 'f') {
-    if (i.bits == 32) {
-      switch (i.op()) {
-        case Op::add: BINARY(float, Canonical(x + y)); return;
-        case Op::sub: BINARY(float, Canonical(x - y)); return;
-        case Op::mul_lo: BINARY(float, Canonical(x * y)); return;
-        case Op::div: BINARY(float, Canonical(x / y)); return;
-        case Op::min: BINARY(float, Extreme(x, y, true)); return;
-        case Op::max: BINARY(float, Extreme(x, y, false)); return;
-        case Op::neg: UNARY(float, Canonical(-x)); return;
-        case Op::abs: UNARY(float, Canonical(std::fabs(x))); return;
-        case Op::fma: {
-          const float* z = Source<float>(c, 3);
-          BINARY(float, Canonical(std::fma(x, y, z[l])));
-          return;
-        }
-        default: break;
-      }
-    } else {
-      switch (i.op()) {
-        case Op::add: BINARY(double, x + y); return;
-        case Op::sub: BINARY(double, x - y); return;
-        case Op::mul_lo: BINARY(double, x * y); return;
-        case Op::div: BINARY(double, x / y); return;
-        case Op::neg: UNARY(double, -x); return;
-        case Op::fma: {
-          const double* z = Source<double>(c, 3);
-          BINARY(double, std::fma(x, y, z[l]));
-          return;
-        }
-        default: break;
-      }
-    }
-    Fail("unsupported", c.site(*this), "no such operation on floating point");
-  }
-  if (i.bits == 32) {
-    switch (i.op()) {
-      case Op::add: BINARY(uint32_t, x + y); return;
-      case Op::sub: BINARY(uint32_t, x - y); return;
-      case Op::mul_lo: BINARY(uint32_t, x * y); return;
-      case Op::and_: BINARY(uint32_t, x & y); return;
-      case Op::or_: BINARY(uint32_t, x | y); return;
-      case Op::xor_: BINARY(uint32_t, x ^ y); return;
-      case Op::not_: UNARY(uint32_t, ~x); return;
-      case Op::neg: UNARY(uint32_t, 0u - x); return;
-      case Op::shl: BINARY(uint32_t, y >= 32 ? 0u : x << (y & 31)); return;
-      case Op::shr:
-        if (is_signed) {
-          BINARY(int32_t, x >> (static_cast<uint32_t>(y) >= 32 ? 31 : y));
-        } else {
-          BINARY(uint32_t, y >= 32 ? 0u : x >> (y & 31));
-        }
-        return;
-      case Op::min:
-        if (is_signed) {
-          if (i.has(k_relu)) {
-            BINARY(int32_t, (x < y ? x : y) > 0 ? (x < y ? x : y) : 0);
-          } else {
-            BINARY(int32_t, x < y ? x : y);
-          }
-        } else {
-          BINARY(uint32_t, x < y ? x : y);
-        }
-        return;
-      case Op::max:
-        if (is_signed) {
-          if (i.has(k_relu)) {
-            BINARY(int32_t, (x > y ? x : y) > 0 ? (x > y ? x : y) : 0);
-          } else {
-            BINARY(int32_t, x > y ? x : y);
-          }
-        } else {
-          BINARY(uint32_t, x > y ? x : y);
-        }
-        return;
-      case Op::mad_lo: {
-        const uint32_t* z = Source<uint32_t>(c, 3);
-        BINARY(uint32_t, x * y + z[l]);
-        return;
-      }
-      default: break;
-    }
-  } else if (i.bits == 64) {
-    switch (i.op()) {
-      case Op::add: BINARY(uint64_t, x + y); return;
-      case Op::sub: BINARY(uint64_t, x - y); return;
-      case Op::mul_lo: BINARY(uint64_t, x * y); return;
-      case Op::and_: BINARY(uint64_t, x & y); return;
-      case Op::or_: BINARY(uint64_t, x | y); return;
-      case Op::xor_: BINARY(uint64_t, x ^ y); return;
-      default: break;
-    }
-  }
-  // The others, lane by lane.
-  for (int l = 0; l < 32; ++l) {
-    if (!(c.mask >> l & 1)) continue;
-    const int bits = i.bits;
-    const uint64_t x = Truncate(Value(c, 1, l), bits);
-    const uint64_t raw_y = i.operands > 2 ? Value(c, 2, l) : 0;
-    const uint64_t raw_z = i.operands > 3 ? Value(c, 3, l) : 0;
-    const uint64_t y = Truncate(raw_y, bits);
-    const int64_t sx = Extend(x, bits), sy = Extend(y, bits);
-    uint64_t r = 0;
-    int width = bits;
-    switch (i.op()) {
-      case Op::add: r = x + y; break;
-      case Op::sub: r = x - y; break;
-      case Op::and_: r = x & y; break;
-      case Op::or_: r = x | y; break;
-      case Op::xor_: r = x ^ y; break;
-      case Op::not_: r = ~x; break;
-      case Op::neg: r = 0 - x; break;
-      case Op::abs: r = static_cast<uint64_t>(sx < 0 ? -sx : sx); break;
-      case Op::mul_lo: r = x * y; break;
-      case Op::mad_lo: r = x * y + raw_z; break;
-      case Op::mul_wide:
-      case Op::mad_wide:
-        r = is_signed ? static_cast<uint64_t>(sx * sy) : x * y;
-        if (i.op() == Op::mad_wide) r += raw_z;
-        width = 2 * bits;
-        break;
-      case Op::mul_hi:
-      case Op::mad_hi:
-        if (bits == 64) {
-          r = is_signed ? static_cast<uint64_t>((static_cast<__int128>(sx) * sy) >> 64)
-                        : static_cast<uint64_t>((static_cast<unsigned __int128>(x) * y) >> 64);
-        } else {
-          r = is_signed ? static_cast<uint64_t>((sx * sy) >> bits) : (x * y) >> bits;
-        }
-        if (i.op() == Op::mad_hi) r += raw_z;
-        break;
-      case Op::min: r = is_signed ? static_cast<uint64_t>(sx < sy ? sx : sy) : (x < y ? x : y); break;
-      case Op::max: r = is_signed ? static_cast<uint64_t>(sx > sy ? sx : sy) : (x > y ? x : y); break;
-      case Op::div:
-      case Op::rem:
-        // Division by zero gives an unspecified value; ones are as good as any, and easy to see.
-        if (y == 0) {
-          r = ~uint64_t{0};
-        } else if (is_signed) {
-          const __int128 q = static_cast<__int128>(sx) / sy;
-          r = static_cast<uint64_t>(i.op() == Op::div ? q : sx - q * sy);
-        } else {
-          r = i.op() == Op::div ? x / y : x % y;
-        }
-        break;
-      case Op::shl: {
-        const uint32_t shift = static_cast<uint32_t>(raw_y);
-        r = shift >= static_cast<uint32_t>(bits) ? 0 : x << shift;
-        break;
-      }
-      case Op::shr: {
-        const uint32_t shift = static_cast<uint32_t>(raw_y);
-        if (is_signed) {
-          r = static_cast<uint64_t>(sx >> (shift >= static_cast<uint32_t>(bits) ? bits - 1 : static_cast<int>(shift)));
-        } else {
-          r = shift >= static_cast<uint32_t>(bits) ? 0 : x >> shift;
-        }
-        break;
-      }
-      case Op::popc: r = static_cast<uint64_t>(__builtin_popcountll(x)); width = 32; break;
-      case Op::clz: r = x == 0 ? bits : static_cast<uint64_t>(__builtin_clzll(x) - (64 - bits)); width = 32; break;
-      case Op::brev:
-        for (int b = 0; b < bits; ++b) r |= (x >> b & 1) << (bits - 1 - b);
-        break;
-      case Op::lop3: {
-        const uint64_t z = raw_z, table = Value(c, 4, l);
-        for (int b = 0; b < 32; ++b) {
-          const int index = static_cast<int>((x >> b & 1) << 2 | (y >> b & 1) << 1 | (z >> b & 1));
-          r |= (table >> index & 1) << b;
-        }
-        break;
-      }
-      case Op::prmt: {
-        const uint64_t bytes = x | y << 32, selector = raw_z;
-        for (int b = 0; b < 4; ++b) {
-          const uint64_t pick = selector >> (4 * b) & 15;
-          uint64_t byte = bytes >> (8 * (pick & 7)) & 255;
-          if (pick & 8) byte = byte & 128 ? 255 : 0;
-          r |= byte << (8 * b);
-        }
-        break;
-      }
-      case Op::bfe: {
-        const uint32_t position = static_cast<uint32_t>(raw_y) & 255, length = static_cast<uint32_t>(raw_z) & 255;
-        for (uint32_t b = 0; b < length && b < static_cast<uint32_t>(bits); ++b) {
-          if (position + b < static_cast<uint32_t>(bits)) r |= (x >> (position + b) & 1) << b;
-        }
-        if (is_signed && length > 0 && length < static_cast<uint32_t>(bits)) {
-          const uint32_t top = position + length - 1;
-          const uint64_t sign = x >> (top < static_cast<uint32_t>(bits) ? top : bits - 1) & 1;
-          if (sign) r |= ~uint64_t{0} << length;
-        }
-        break;
-      }
-      case Op::bfi: {
-        const uint32_t position = static_cast<uint32_t>(raw_z) & 255;
-        const uint32_t length = static_cast<uint32_t>(Value(c, 4, l)) & 255;
-        r = y;
-        for (uint32_t b = 0; b < length && position + b < static_cast<uint32_t>(bits); ++b) {
-          r = (r & ~(uint64_t{1} << (position + b))) | (x >> b & 1) << (position + b);
-        }
-        break;
-      }
-      default: Fail("unsupported", c.site(*this), "no such operation on integers");
-    }
-    if (i.has(k_relu) && Extend(Truncate(r, bits), bits) < 0) r = 0;
-    Put(c, 0, l, Truncate(r, width));
-  }
-}
-
-void Machine::Convert(Context& c) {
-  const Instr& i = c.instr;
-  if (i.op() == Op::cvt_pack) {
-    const float* high = Source<float>(c, 1);
-    const float* low = Source<float>(c, 2);
-    uint32_t r[32];
-    for (int l = 0; l < 32; ++l) {
-      const float h = i.has(k_relu) ? std::fmax(high[l], 0.0f) : high[l];
-      const float w = i.has(k_relu) ? std::fmax(low[l], 0.0f) : low[l];
-      switch (static_cast<Format>(i.variant)) {
-        case Format::bf16: r[l] = RoundToBf16(h) << 16 | RoundToBf16(w); break;
-        case Format::f16: r[l] = RoundToF16(h) << 16 | RoundToF16(w); break;
-        case Format::e4m3: r[l] = RoundToE4m3(h) << 8 | RoundToE4m3(w); break;
-        default: r[l] = RoundToE5m2(h) << 8 | RoundToE5m2(w); break;
-      }
-    }
-    Blend(Destination<uint32_t>(c, 0), r, c.mask);
-    return;
-  }
-  const bool from_float = i.kind2 == 'f' || i.kind2 == 'h' || i.kind2 == 'x';
-  const bool to_float = i.kind == 'f' || i.kind == 'h' || i.kind == 'x' || i.kind == 't';
-  for (int l = 0; l < 32; ++l) {
-    if (!(c.mask >> l & 1)) continue;
-    const uint64_t raw = Truncate(Value(c, 1, l), i.bits2);
-    if (!from_float && !to_float) {
-      uint64_t r = i.kind2 == 's' ? static_cast<uint64_t>(Extend(raw, i.bits2)) : raw;
-      if (i.has(k_saturate)) Fail("unsupported", c.site(*this), "saturating conversion of integers");
-      // A narrow result in a wider register is extended by its own sign.
-      const Operand& o = c.operands[0];
-      r = Truncate(r, i.bits);
-      if (i.kind == 's' && o.bits > i.bits) r = Truncate(static_cast<uint64_t>(Extend(r, i.bits)), static_cast<int>(o.bits));
-      Put(c, 0, l, r);
-      continue;
-    }
-    if (i.kind2 == 'x' && i.kind == 'f' && i.bits == 32 && static_cast<Round>(i.variant) == Round::none) {
-      Put(c, 0, l, raw << 16);  // the bits, also those of a NaN
-      continue;
-    }
-    double value = 0;
-    if (i.kind2 == 'f') {
-      value = i.bits2 == 64 ? BitCast<double>(raw) : BitCast<float>(static_cast<uint32_t>(raw));
-    } else if (i.kind2 == 'h') {
-      value = HalfTable()[raw];
-    } else if (i.kind2 == 'x') {
-      value = BitCast<float>(static_cast<uint32_t>(raw) << 16);
-    } else {
-      value = i.kind2 == 's' ? static_cast<double>(Extend(raw, i.bits2)) : static_cast<double>(raw);
-    }
-    const Round round = static_cast<Round>(i.variant);
-    if (to_float) {
-      if (round != Round::none && round != Round::rn && round != Round::rni && !(i.kind == 't')) {
-        Fail("unsupported", c.site(*this), "rounding mode");
-      }
-      if (round == Round::rni) value = std::nearbyint(value);
-      if (i.has(k_saturate)) value = std::isnan(value) ? 0 : std::fmin(std::fmax(value, 0.0), 1.0);
-      if (i.kind == 'f') {
-        Put(c, 0, l, i.bits == 64 ? BitCast<uint64_t>(value) : BitCast<uint32_t>(Canonical(static_cast<float>(value))));
-      } else if (i.kind == 't') {
-        const uint32_t bits = BitCast<uint32_t>(static_cast<float>(value));
-        Put(c, 0, l, (bits + 0x1000) & 0xffffe000u);  // cvt.rna: to nearest, ties away
-      } else {
-        Put(c, 0, l, i.kind == 'h' ? RoundToF16(static_cast<float>(value)) : RoundToBf16(static_cast<float>(value)));
-      }
-      continue;
-    }
-    switch (round) {
-      case Round::rni: value = std::nearbyint(value); break;
-      case Round::rmi: value = std::floor(value); break;
-      case Round::rpi: value = std::ceil(value); break;
-      default: value = std::trunc(value);
-    }
-    const bool is_signed = i.kind == 's';
-    const double low = is_signed ? -std::ldexp(1.0, i.bits - 1) : 0;
-    const double high = std::ldexp(1.0, is_signed ? i.bits - 1 : i.bits);
-    uint64_t r = 0;
-    if (std::isnan(value)) {
-      r = 0;
-    } else if (value <= low) {
-      r = is_signed ? uint64_t{1} << (i.bits - 1) : 0;
-    } else if (value >= high) {
-      r = is_signed ? (uint64_t{1} << (i.bits - 1)) - 1 : ~uint64_t{0};
-    } else {
-      r = is_signed ? static_cast<uint64_t>(static_cast<int64_t>(value)) : static_cast<uint64_t>(value);
-    }
-    Put(c, 0, l, Truncate(r, i.bits));
-  }
-}
 
 // Whether all lanes of `members` that are alive are here. Where some are elsewhere, this group waits for them.
 bool Machine::Converged(Context& c, uint32_t members) {
   const uint32_t needed = members & c.warp.live;
   if ((needed & ~c.mask) == 0) return true;
   if ((needed & ~c.fragment.mask) == 0) {
-    Fail("protocol", c.site(*this),
-         Text("lanes %#010x do not take part: their guard is false", needed & ~c.mask));
+    Fail("protocol", c.site(*this), Text("lanes %#010x do not take part: their guard is false", needed & ~c.mask));
   }
   c.fragment.wait = {Wait::kLanes, c.warp.cta, needed, 0};
   return false;
@@ -433,6 +24,7 @@ Step Machine::SetRegisters(Context& c) {
   if (wanted < 24 || wanted > 256 || wanted % 8 != 0) {
     Fail("protocol", c.site(*this), Text("%u registers: it must be a multiple of 8 from 24 to 256", wanted));
   }
+  if (warp.register_count == 0) return Step::kNext;  // it is not known how many there are
   if (more ? wanted < warp.register_count : wanted > warp.register_count) {
     Fail("protocol", c.site(*this), Text("%u registers are asked for, the warp has %u", wanted, warp.register_count));
   }
@@ -461,10 +53,22 @@ void Machine::Shuffle(Context& c) {
     int source = l;
     bool ok = true;
     switch (static_cast<ptx::Shuffle>(i.variant)) {
-      case ptx::Shuffle::idx: source = lowest | (b & ~segment); ok = source <= highest; break;
-      case ptx::Shuffle::up: source = l - b; ok = source >= highest; break;
-      case ptx::Shuffle::down: source = l + b; ok = source <= highest; break;
-      case ptx::Shuffle::bfly: source = l ^ b; ok = source <= highest; break;
+      case ptx::Shuffle::idx:
+        source = lowest | (b & ~segment);
+        ok = source <= highest;
+        break;
+      case ptx::Shuffle::up:
+        source = l - b;
+        ok = source >= highest;
+        break;
+      case ptx::Shuffle::down:
+        source = l + b;
+        ok = source <= highest;
+        break;
+      case ptx::Shuffle::bfly:
+        source = l ^ b;
+        ok = source <= highest;
+        break;
     }
     if (!ok) source = l;
     if (!(c.mask >> source & 1)) {
@@ -588,7 +192,9 @@ Step Machine::Execute(Context& c) {
       return Step::kNext;
     }
     case Op::cvt:
-    case Op::cvt_pack: Convert(c); return Step::kNext;
+    case Op::cvt_pack:
+      Convert(c);
+      return Step::kNext;
     case Op::cvta_shared:
       for (int l = 0; l < 32; ++l) {
         if (c.mask >> l & 1) Put(c, 0, l, Value(c, 1, l) | kSharedWindow);
@@ -616,10 +222,17 @@ Step Machine::Execute(Context& c) {
       uint32_t r = true_lanes;
       const uint32_t all = c.mask & members;
       switch (static_cast<Vote>(i.variant)) {
-        case Vote::ballot: break;
-        case Vote::any: r = true_lanes != 0; break;
-        case Vote::all: r = true_lanes == all; break;
-        case Vote::uni: r = true_lanes == 0 || true_lanes == all; break;
+        case Vote::ballot:
+          break;
+        case Vote::any:
+          r = true_lanes != 0;
+          break;
+        case Vote::all:
+          r = true_lanes == all;
+          break;
+        case Vote::uni:
+          r = true_lanes == 0 || true_lanes == all;
+          break;
       }
       for (int l = 0; l < 32; ++l) {
         if (c.mask >> l & 1) Put(c, 0, l, r);
@@ -641,8 +254,10 @@ Step Machine::Execute(Context& c) {
         if (c.mask >> l & 1) Put(c, 0, l, c.mask);
       }
       return Step::kNext;
-    case Op::nop: return Step::kNext;
-    case Op::trap: Fail("protocol", c.site(*this), "the kernel stopped itself with trap");
+    case Op::nop:
+      return Step::kNext;
+    case Op::trap:
+      Fail("protocol", c.site(*this), "the kernel stopped itself with trap");
     case Op::setmaxnreg: {
       if (!Converged(c, ~0u)) return Step::kBlocked;
       return SetRegisters(c);
@@ -663,40 +278,77 @@ Step Machine::Execute(Context& c) {
       }
       return Step::kNext;
     }
-    case Op::bar_sync: return BarSync(c, true);
-    case Op::bar_arrive: return BarSync(c, false);
-    case Op::cluster_arrive: ClusterArrive(c); return Step::kNext;
-    case Op::cluster_wait: return ClusterWait(c);
-    case Op::fence: FenceThread(c); return Step::kNext;
-    case Op::fence_proxy_async: FenceAsync(c); return Step::kNext;
-    case Op::fence_mbarrier_init: FenceMbarrierInit(c); return Step::kNext;
+    case Op::bar_sync:
+      return BarSync(c, true);
+    case Op::bar_arrive:
+      return BarSync(c, false);
+    case Op::cluster_arrive:
+      ClusterArrive(c);
+      return Step::kNext;
+    case Op::cluster_wait:
+      return ClusterWait(c);
+    case Op::fence:
+      FenceThread(c);
+      return Step::kNext;
+    case Op::fence_proxy_async:
+      FenceAsync(c);
+      return Step::kNext;
+    case Op::fence_mbarrier_init:
+      FenceMbarrierInit(c);
+      return Step::kNext;
     case Op::mbarrier_init:
-    case Op::mbarrier_inval: MbarrierInit(c); return Step::kNext;
+    case Op::mbarrier_inval:
+      MbarrierInit(c);
+      return Step::kNext;
     case Op::mbarrier_arrive:
     case Op::mbarrier_expect_tx:
-    case Op::mbarrier_complete_tx: MbarrierArrive(c); return Step::kNext;
-    case Op::mbarrier_wait: return MbarrierWait(c);
+    case Op::mbarrier_complete_tx:
+      MbarrierArrive(c);
+      return Step::kNext;
+    case Op::mbarrier_wait:
+      return MbarrierWait(c);
     case Op::ld:
-    case Op::st: LoadStore(c); return Step::kNext;
-    case Op::st_async: StoreAsync(c); return Step::kNext;
-    case Op::atom: AtomicOp(c); return Step::kNext;
+    case Op::st:
+      LoadStore(c);
+      return Step::kNext;
+    case Op::st_async:
+      StoreAsync(c);
+      return Step::kNext;
+    case Op::atom:
+      AtomicOp(c);
+      return Step::kNext;
     case Op::stmatrix:
     case Op::ldmatrix:
       if (!Converged(c, ~0u)) return Step::kBlocked;
       Matrix(c);
       return Step::kNext;
-    case Op::tma_load: TmaLoad(c); return Step::kNext;
-    case Op::tma_store: TmaStore(c); return Step::kNext;
-    case Op::bulk_load: BulkLoad(c); return Step::kNext;
-    case Op::bulk_store: BulkStore(c); return Step::kNext;
-    case Op::bulk_commit: BulkCommit(c); return Step::kNext;
-    case Op::bulk_wait: return BulkWait(c);
+    case Op::tma_load:
+      TmaLoad(c);
+      return Step::kNext;
+    case Op::tma_store:
+      TmaStore(c);
+      return Step::kNext;
+    case Op::bulk_load:
+      BulkLoad(c);
+      return Step::kNext;
+    case Op::bulk_store:
+      BulkStore(c);
+      return Step::kNext;
+    case Op::bulk_commit:
+      BulkCommit(c);
+      return Step::kNext;
+    case Op::bulk_wait:
+      return BulkWait(c);
     case Op::prefetch_tensormap: {
-      uint8_t map[128];
-      ReadGlobal(c.site(*this), *c.warp.cta->cluster, Address(c, 0, lane), 128, LaneActor(c, lane), map);
+      const uint64_t address = Address(c, 0, lane);
+      if (memory_.Find(address, 128) == nullptr) {
+        Fail("out-of-bounds", c.site(*this), Text("no tensor map is there: %s", memory_.Nearest(address).c_str()));
+      }
       return Step::kNext;
     }
-    case Op::tensormap_replace: TensorMapReplace(c); return Step::kNext;
+    case Op::tensormap_replace:
+      TensorMapReplace(c);
+      return Step::kNext;
     case Op::wgmma_fence:
       if (!Converged(c, ~0u)) return Step::kBlocked;
       c.warp.fence_needed = false;
@@ -721,17 +373,26 @@ Step Machine::Execute(Context& c) {
       if (!Converged(c, ~0u)) return Step::kBlocked;
       TcDealloc(c);
       return Step::kNext;
-    case Op::tc_mma: TcMma(c); return Step::kNext;
-    case Op::tc_commit: TcCommit(c); return Step::kNext;
-    case Op::tc_cp: TcCp(c); return Step::kNext;
+    case Op::tc_mma:
+      TcMma(c);
+      return Step::kNext;
+    case Op::tc_commit:
+      TcCommit(c);
+      return Step::kNext;
+    case Op::tc_cp:
+      TcCp(c);
+      return Step::kNext;
     case Op::tc_ld:
     case Op::tc_st:
       if (!Converged(c, ~0u)) return Step::kBlocked;
       TcLoadStore(c);
       return Step::kNext;
     case Op::tc_wait:
-    case Op::tc_fence: return Step::kNext;
-    case Op::clc_try_cancel: TryCancel(c); return Step::kNext;
+    case Op::tc_fence:
+      return Step::kNext;
+    case Op::clc_try_cancel:
+      TryCancel(c);
+      return Step::kNext;
     case Op::clc_is_canceled:
     case Op::clc_first_ctaid: {
       // The response is opaque to programs; here it is {x, y, z, whether there is one}.
@@ -745,8 +406,11 @@ Step Machine::Execute(Context& c) {
       return Step::kNext;
     }
     case Op::bra:
-    case Op::ret: return Step::kNext;  // run by the scheduler
-    default: Alu(c); return Step::kNext;
+    case Op::ret:
+      return Step::kNext;  // run by the scheduler
+    default:
+      Alu(c);
+      return Step::kNext;
   }
 }
 

@@ -27,7 +27,17 @@ struct Warp;
 
 // What a group of lanes waits for.
 struct Wait {
-  enum Kind { kNothing, kMbarrier, kNamedBarrier, kClusterBarrier, kBulkGroups, kLanes, kTmem, kPeer, kRegisters } kind = kNothing;
+  enum Kind {
+    kNothing,
+    kMbarrier,
+    kNamedBarrier,
+    kClusterBarrier,
+    kBulkGroups,
+    kLanes,
+    kTmem,
+    kPeer,
+    kRegisters
+  } kind = kNothing;
   Cta* cta = nullptr;
   uint32_t number = 0;  // mbarrier offset, barrier id, groups that may be pending, lane mask, columns
   uint64_t value = 0;   // parity, generation, whether reading is enough
@@ -116,7 +126,7 @@ struct Warp {
   bool early = false;               // one of them was used before its wait
   Site early_site;
   int early_line = 0;
-  std::deque<double> product_ends;      // when each group that is committed is complete
+  std::deque<double> product_ends;  // when each group that is committed is complete
   double product_end = 0;
   uint32_t wgmma_agent = 0;  // of its products, or of its TMEM accesses
 
@@ -339,6 +349,7 @@ class Machine {
   void ReadGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor, void* to);
   void WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor,
                    const void* from);
+  bool StoresAlike(const Context& c) const;
   void LoadStore(Context& c);
   void AtomicOp(Context& c);
   void Matrix(Context& c);
@@ -411,6 +422,12 @@ class Machine {
   // ---- tcgen05.cc ----
   Step TcAlloc(Context& c);
   void TcDealloc(Context& c);
+  struct ScaleFormat {
+    int block;           // elements that share a factor
+    bool exponent_only;  // ue8m0, otherwise ue4m3
+  };
+  void ApplyScales(const Site& site, Cta& cta, const Actor& actor, ScaleFormat format, uint32_t address, uint32_t id,
+                   std::vector<float>& values, int rows, int k);
   void TcMma(Context& c);
   void TcCommit(Context& c);
   void TcCp(Context& c);
@@ -431,7 +448,7 @@ class Machine {
   uint64_t progress_ = 0;  // grows with everything that may end a wait
   Random random_;
   std::set<uint64_t> fetched_;  // timeline mode: what loads have brought into L2
-  double now_ = 0;  // timeline mode: of what runs
+  double now_ = 0;              // timeline mode: of what runs
   std::map<std::pair<uint32_t, uint32_t>, int> reported_races_;
   std::set<std::pair<uint32_t, uint32_t>> warned_;
   alignas(64) uint8_t scratch_[512];

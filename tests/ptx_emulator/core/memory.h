@@ -49,7 +49,8 @@ class GlobalMemory {
 
  private:
   static bool Holds(const Buffer& buffer, uint64_t address, uint64_t bytes) {
-    return address >= buffer.start && bytes <= buffer.end - buffer.start && address - buffer.start <= buffer.end - buffer.start - bytes;
+    return address >= buffer.start && bytes <= buffer.end - buffer.start &&
+           address - buffer.start <= buffer.end - buffer.start - bytes;
   }
 
   std::vector<Buffer> buffers_;

@@ -119,16 +119,26 @@ inline const float* ByteTable(bool e4m3) {
 
 inline int BytesOf(Format format) {
   switch (format) {
-    case Format::f64: return 8;
+    case Format::f64:
+      return 8;
     case Format::f32:
-    case Format::tf32: return 4;
+    case Format::tf32:
+      return 4;
     case Format::f16:
-    case Format::bf16: return 2;
-    default: return 1;
+    case Format::bf16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
-// The elements of 16 bytes as float32.
+// Codes of e2m1: the fourth bit is the sign.
+constexpr float kE2m1[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6};
+
+// Elements in 16 bytes.
+inline int PerChunk(Format format) { return format == Format::e2m1 ? 32 : 16 / BytesOf(format); }
+
+// The elements of 16 bytes as float32: `to` has room for 32.
 inline void Widen(Format format, const uint8_t* from, float* to) {
   switch (format) {
     case Format::bf16: {
@@ -156,6 +166,9 @@ inline void Widen(Format format, const uint8_t* from, float* to) {
       for (int i = 0; i < 16; ++i) to[i] = table[from[i]];
       return;
     }
+    case Format::e2m1:
+      for (int i = 0; i < 32; ++i) to[i] = kE2m1[from[i / 2] >> (4 * (i % 2)) & 15];
+      return;
     case Format::s8:
       for (int i = 0; i < 16; ++i) to[i] = static_cast<int8_t>(from[i]);
       return;

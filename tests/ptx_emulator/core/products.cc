@@ -1,10 +1,11 @@
 // Matrix operands in shared memory, as the descriptors of both kinds of tensor core describe them.
+#include "products.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "machine.h"
 #include "numbers.h"
-#include "products.h"
 #include "tensormap.h"
 
 namespace ptx {
@@ -36,7 +37,7 @@ void Machine::LoadTile(const Site& site, Cta& cta, const Matrix2d& matrix, const
   }
   if (d.swizzle < 0) Fail("protocol", site, "no such swizzle in the descriptor");
 
-  const int element = BytesOf(matrix.format), per_chunk = 16 / element;
+  const int element = BytesOf(matrix.format), per_chunk = PerChunk(matrix.format);
   const uint32_t pitch = 16u << d.swizzle;
   const uint32_t end = kReservedShared + options_.shared_bytes;
   const int rows = matrix.rows;
@@ -53,12 +54,12 @@ void Machine::LoadTile(const Site& site, Cta& cta, const Matrix2d& matrix, const
     ReadShared(site, cta, address, 16, actor, raw);
     Widen(matrix.format, raw, to);
   };
-  float values[16];
+  float values[32];
   if (!matrix.mn_major) {
     for (int r = 0; r < rows; ++r) {
       const uint32_t row = static_cast<uint32_t>(matrix.first_row + r);
       for (int k = 0; k < matrix.k; k += per_chunk) {
-        const uint32_t bytes = static_cast<uint32_t>(k * element);
+        const uint32_t bytes = static_cast<uint32_t>(k / per_chunk * 16);
         const uint32_t plain = d.swizzle == 0 ? d.start + row % 8 * 16 + row / 8 * d.stride + bytes / 16 * d.leading
                                               : d.start + row % 8 * pitch + row / 8 * d.stride + bytes;
         chunk(plain, values);

@@ -13,8 +13,8 @@ void MultiplyAdd(const float* a, int a_rows, const float* b, int b_rows, int k, 
 void Exponents(const std::vector<float>& values, int lowest, std::vector<int32_t>& exponents);
 
 // The same for 16-bit operands as an H200 does it, found by measurement and right bit for bit on all that was compared:
-// within an instruction all products and the sum so far are cut off, towards zero, to multiples of 2^(e - 25), where e is
-// the largest of their exponents; they are added exactly, and the sum is cut off to float32.
+// within an instruction all products and the sum so far are cut off, towards zero, to multiples of 2^(e - 25), where e
+// is the largest of their exponents; they are added exactly, and the sum is cut off to float32.
 void MultiplyAddTruncating(const float* a, const int32_t* a_exponents, int a_rows, const float* b,
                            const int32_t* b_exponents, int b_rows, int k, int rows, int columns, float* sums);
 

@@ -198,10 +198,10 @@ struct Options {
   bool timeline = false;
 };
 
-constexpr uint32_t kReservedShared = 0x400;                  // seen on an H200
-constexpr uint32_t kMaxShared = 228 * 1024;                  // of one multiprocessor
-constexpr uint64_t kSharedWindow = 0x7efd00000000;           // generic address of shared memory, seen on an H200
-constexpr uint32_t kRankShift = 24;                          // CTA rank in a shared::cluster address, seen on an H200
+constexpr uint32_t kReservedShared = 0x400;         // seen on an H200
+constexpr uint32_t kMaxShared = 228 * 1024;         // of one multiprocessor
+constexpr uint64_t kSharedWindow = 0x7efd00000000;  // generic address of shared memory, seen on an H200
+constexpr uint32_t kRankShift = 24;                 // CTA rank in a shared::cluster address, seen on an H200
 constexpr uint32_t kOffsetMask = (1u << kRankShift) - 1;
 
 }  // namespace ptx

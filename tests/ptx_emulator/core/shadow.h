@@ -15,7 +15,7 @@ constexpr uint32_t kBytesShift = 26;    // which bytes of a word
 // Some agents' access: those of `lanes`, counted from `base`, at the same clock.
 struct Access {
   uint32_t clock = 0;
-  uint32_t lanes = 0;    // 0: there is none
+  uint32_t lanes = 0;  // 0: there is none
   uint32_t pc_flags = 0;
   uint16_t base = 0;
   uint16_t cluster = 0;

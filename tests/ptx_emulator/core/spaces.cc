@@ -59,14 +59,14 @@ void Machine::WriteShared(const Site& site, Cta& cta, uint32_t offset, uint32_t 
                           const void* from) {
   const uint32_t first_word = offset / 8, last_word = (offset + bytes - 1) / 8;
   if (std::memchr(cta.barrier_words.data() + first_word, 1, last_word - first_word + 1) != nullptr) {
-    Fail("protocol", site, Text("a write to bytes %u to %u of shared memory, where an mbarrier is",
-                                offset - kReservedShared, offset + bytes - kReservedShared));
+    Fail("protocol", site,
+         Text("a write to bytes %u to %u of shared memory, where an mbarrier is", offset - kReservedShared,
+              offset + bytes - kReservedShared));
   }
   if (options_.races) {
-    cta.shadow->Touch(offset, bytes, actor, true,
-                      [&](const Access& before, bool before_writes, uint64_t at) {
-                        Race("shared memory", site, before, before_writes, true, at - kReservedShared, *cta.cluster, "");
-                      });
+    cta.shadow->Touch(offset, bytes, actor, true, [&](const Access& before, bool before_writes, uint64_t at) {
+      Race("shared memory", site, before, before_writes, true, at - kReservedShared, *cta.cluster, "");
+    });
   }
   std::memcpy(cta.shared.data() + offset, from, bytes);
   std::memset(cta.shared_written.data() + offset, 1, bytes);
@@ -88,10 +88,9 @@ void Machine::ReadGlobal(const Site& site, Cluster& cluster, uint64_t address, u
               static_cast<unsigned long long>(offset)));
   }
   if (options_.races && buffer->shadow != nullptr) {
-    buffer->shadow->Touch(offset, bytes, actor, false,
-                          [&](const Access& before, bool before_writes, uint64_t at) {
-                            Race("global memory", site, before, before_writes, false, at, cluster, buffer->name);
-                          });
+    buffer->shadow->Touch(offset, bytes, actor, false, [&](const Access& before, bool before_writes, uint64_t at) {
+      Race("global memory", site, before, before_writes, false, at, cluster, buffer->name);
+    });
   }
   std::memcpy(to, reinterpret_cast<const void*>(address), bytes);
 }
@@ -111,10 +110,9 @@ void Machine::WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, 
               static_cast<unsigned long long>(offset)));
   }
   if (options_.races && buffer->shadow != nullptr) {
-    buffer->shadow->Touch(offset, bytes, actor, true,
-                          [&](const Access& before, bool before_writes, uint64_t at) {
-                            Race("global memory", site, before, before_writes, true, at, cluster, buffer->name);
-                          });
+    buffer->shadow->Touch(offset, bytes, actor, true, [&](const Access& before, bool before_writes, uint64_t at) {
+      Race("global memory", site, before, before_writes, true, at, cluster, buffer->name);
+    });
   }
   std::memcpy(reinterpret_cast<void*>(address), from, bytes);
   if (buffer->written != nullptr) std::memset(buffer->written + offset, 1, bytes);
@@ -131,6 +129,19 @@ Space Machine::Resolve(const Context& c, uint64_t& address) const {
   return Space::global;
 }
 
+// Whether all lanes store the same value to the same place: one write of all of them, not a race between them.
+bool Machine::StoresAlike(const Context& c) const {
+  const int first = __builtin_ctz(c.mask);
+  for (int l = first + 1; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    if (Address(c, 0, l) != Address(c, 0, first)) return false;
+    for (int j = 1; j <= c.instr.count; ++j) {
+      if (Value(c, j, l) != Value(c, j, first)) return false;
+    }
+  }
+  return true;
+}
+
 void Machine::LoadStore(Context& c) {
   const Instr& i = c.instr;
   const bool loads = i.op() == Op::ld;
@@ -139,11 +150,29 @@ void Machine::LoadStore(Context& c) {
   const int first = loads ? 0 : 1;
   const Site site = c.site(*this);
   Cluster& cluster = *c.warp.cta->cluster;
+  uint32_t lanes = c.mask;
+  Clocks known;
+  if (!loads && (c.mask & (c.mask - 1)) != 0 && StoresAlike(c)) {
+    lanes = c.mask & -c.mask;
+    if (options_.races) {
+      known = c.warp.lanes[__builtin_ctz(c.mask)];
+      for (int l = 0; l < 32; ++l) {
+        if (c.mask >> l & 1) Meet(known, c.warp.lanes[l]);
+      }
+    }
+  }
   for (int l = 0; l < 32; ++l) {
-    if (!(c.mask >> l & 1)) continue;
+    if (!(lanes >> l & 1)) continue;
     uint64_t address = Address(c, address_at, l);
     const Space space = Resolve(c, address);
     Actor actor = LaneActor(c, l);
+    if (lanes != c.mask && options_.races) {
+      actor.access.lanes = c.mask;
+      for (int other = 0; other < 32; ++other) {  // each lane is behind its own earlier accesses
+        if (c.mask >> other & 1) known.seen[c.warp.agent + static_cast<uint32_t>(other)] = c.warp.clock;
+      }
+      actor.clocks = &known;
+    }
     uint8_t data[64];
     if (loads) {
       if (space == Space::shared) {
@@ -159,14 +188,15 @@ void Machine::LoadStore(Context& c) {
         } else {
           std::memset(data, 0xee, sizeof(data));
           for (int j = 0; j < i.count; ++j) {
-            if (c.operands[j].kind == kSink || (used >> (j * size) & ((1u << (size < 4 ? size : 4)) - 1)) == 0) continue;
+            if (c.operands[j].kind == kSink || (used >> (j * size) & ((1u << (size < 4 ? size : 4)) - 1)) == 0)
+              continue;
             ReadShared(site, *place.cta, place.offset + j * size, size, actor, data + j * size);
           }
         }
       } else {
         if (address % bytes != 0) {
-          Fail("misaligned", site, Text("address %#llx is not a multiple of %u",
-                                        static_cast<unsigned long long>(address), bytes));
+          Fail("misaligned", site,
+               Text("address %#llx is not a multiple of %u", static_cast<unsigned long long>(address), bytes));
         }
         ReadGlobal(site, cluster, address, bytes, actor, data);
       }
@@ -190,8 +220,8 @@ void Machine::LoadStore(Context& c) {
       WriteShared(site, *place.cta, place.offset, bytes, actor, data);
     } else {
       if (address % bytes != 0) {
-        Fail("misaligned", site, Text("address %#llx is not a multiple of %u",
-                                      static_cast<unsigned long long>(address), bytes));
+        Fail("misaligned", site,
+             Text("address %#llx is not a multiple of %u", static_cast<unsigned long long>(address), bytes));
       }
       WriteGlobal(site, cluster, address, bytes, actor, data);
     }
@@ -215,15 +245,24 @@ uint64_t Combine(Atomic how, const Instr& i, uint64_t old, uint64_t a, uint64_t 
         return r;
       }
       return old + a;
-    case Atomic::min: return i.kind == 's' ? (extend(old) < extend(a) ? old : a) : std::min(old, a);
-    case Atomic::max: return i.kind == 's' ? (extend(old) > extend(a) ? old : a) : std::max(old, a);
-    case Atomic::and_: return old & a;
-    case Atomic::or_: return old | a;
-    case Atomic::xor_: return old ^ a;
-    case Atomic::exch: return a;
-    case Atomic::cas: return old == a ? b : old;
-    case Atomic::inc: return old >= a ? 0 : old + 1;
-    case Atomic::dec: return old == 0 || old > a ? a : old - 1;
+    case Atomic::min:
+      return i.kind == 's' ? (extend(old) < extend(a) ? old : a) : std::min(old, a);
+    case Atomic::max:
+      return i.kind == 's' ? (extend(old) > extend(a) ? old : a) : std::max(old, a);
+    case Atomic::and_:
+      return old & a;
+    case Atomic::or_:
+      return old | a;
+    case Atomic::xor_:
+      return old ^ a;
+    case Atomic::exch:
+      return a;
+    case Atomic::cas:
+      return old == a ? b : old;
+    case Atomic::inc:
+      return old >= a ? 0 : old + 1;
+    case Atomic::dec:
+      return old == 0 || old > a ? a : old - 1;
   }
   return old;
 }

@@ -25,8 +25,9 @@ Mbarrier& Machine::Barrier(const Site& site, Cluster& cluster, uint32_t address,
   *place = Shared(site, cluster, address, 8, 8);
   const auto found = place->cta->barriers.find(place->offset);
   if (found == place->cta->barriers.end() || !found->second.live) {
-    Fail("barrier", site, Text("no mbarrier was initialised at byte %u of shared memory of CTA rank %u",
-                               place->offset - kReservedShared, place->cta->rank));
+    Fail("barrier", site,
+         Text("no mbarrier was initialised at byte %u of shared memory of CTA rank %u", place->offset - kReservedShared,
+              place->cta->rank));
   }
   return found->second;
 }
@@ -110,8 +111,9 @@ void Machine::CompleteBytes(const Site& site, Mbarrier& barrier, int64_t bytes, 
   barrier.bytes -= bytes;
   ++progress_;
   if (barrier.bytes < -(1 << 20) || barrier.bytes > (1 << 20)) {
-    Fail("barrier", site, Text("the transaction count of the mbarrier at byte %u leaves its range; events:%s",
-                               offset - kReservedShared, History(barrier).c_str()));
+    Fail("barrier", site,
+         Text("the transaction count of the mbarrier at byte %u leaves its range; events:%s", offset - kReservedShared,
+              History(barrier).c_str()));
   }
   // Bytes may come before they are expected, but not after all arrivals.
   FinishPhase(site, barrier, offset);
@@ -277,8 +279,9 @@ Step Machine::BarSync(Context& c, bool waits) {
       for (const Warp& other : cta.warps) expected += other.done() ? 0 : 32;
     }
     if (barrier.arrived != 0 && barrier.expected != expected) {
-      Fail("protocol", site, Text("named barrier %u is for %u threads here, and for %u where others arrived", id,
-                                  expected, barrier.expected));
+      Fail("protocol", site,
+           Text("named barrier %u is for %u threads here, and for %u where others arrived", id, expected,
+                barrier.expected));
     }
     barrier.expected = expected;
     Release(warp, c.mask, barrier.current);

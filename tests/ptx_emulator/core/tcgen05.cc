@@ -50,8 +50,8 @@ void Machine::TouchTmem(const Site& site, Cta& cta, uint32_t lane, uint32_t lane
                         const Actor& actor, bool writes) {
   Tmem& tmem = TmemOf(site, cta, 0);
   if (lane + lanes > kLanes || column + columns > kColumns) {
-    Fail("out-of-bounds", site, Text("TMEM lanes %u to %u, columns %u to %u", lane, lane + lanes, column,
-                                     column + columns));
+    Fail("out-of-bounds", site,
+         Text("TMEM lanes %u to %u, columns %u to %u", lane, lane + lanes, column, column + columns));
   }
   for (uint32_t c = column; c < column + columns; ++c) {
     if (!tmem.allocated[c]) Fail("protocol", site, Text("column %u of TMEM is not allocated", c));
@@ -140,7 +140,8 @@ void Machine::TcDealloc(Context& c) {
   const uint32_t columns = static_cast<uint32_t>(Value(c, 1, lane));
   const auto found = tmem.allocations.find(base);
   if (found == tmem.allocations.end() || found->second != columns) {
-    Fail("protocol", site, Text("%u columns from column %u are freed, and were not allocated like this", columns, base));
+    Fail("protocol", site,
+         Text("%u columns from column %u are freed, and were not allocated like this", columns, base));
   }
   Clocks known;
   Actor actor = LaneActor(c, lane);
@@ -160,7 +161,8 @@ void Machine::TcDealloc(Context& c) {
 
 void Machine::EnqueueTensor(Cluster& cluster, Cta& cta, Task task) {
   if (options_.timeline && task.ready == 0) task.ready = std::max(now_, cta.timeline->tensor_cores[0]);
-  cluster.queues[cta.rank].push_back(std::move(task)); }
+  cluster.queues[cta.rank].push_back(std::move(task));
+}
 
 void Machine::TcCp(Context& c) {
   const Site site = c.site(*this);
@@ -182,34 +184,54 @@ void Machine::TcCp(Context& c) {
     Tick(c.warp);
   }
   const uint32_t pc = c.fragment.pc;
-  EnqueueTensor(*cta.cluster, cta, {[=, this] {
-                                      const Actor actor = AsyncActor(op, pc, false);
-                                      const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
-                                      const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
-                                      if (descriptor >> 61 != 0) {
-                                        Fail("unsupported", site, "tcgen05.cp from swizzled shared memory");
-                                      }
-                                      for (Cta* target : targets) {
-                                        Tmem& tmem = TmemOf(site, *target, 0);
-                                        const uint32_t column = ColumnOf(address);
-                                        TouchTmem(site, *target, 0, kLanes, column, 4, actor, true);
-                                        for (uint32_t row = 0; row < 32; ++row) {
-                                          uint32_t words[4];
-                                          const SharedPlace place =
-                                              Shared(site, *target->cluster,
-                                                     target->rank << kRankShift | (start + row % 8 * 16 + row / 8 * stride),
-                                                     16, 16);
-                                          ReadShared(site, *place.cta, place.offset, 16, actor, words);
-                                          for (uint32_t lane_at = row; lane_at < kLanes; lane_at += 32) {
-                                            const size_t at = lane_at * kColumns + column;
-                                            std::memcpy(&tmem.words[at], words, 16);
-                                            std::memset(&tmem.written[at], 1, 4);
-                                          }
-                                        }
-                                      }
-                                      ++progress_;
-                                    },
-                                    site, 0});
+  EnqueueTensor(*cta.cluster, cta,
+                {[=, this] {
+                   const Actor actor = AsyncActor(op, pc, false);
+                   const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
+                   const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+                   if (descriptor >> 61 != 0) {
+                     Fail("unsupported", site, "tcgen05.cp from swizzled shared memory");
+                   }
+                   for (Cta* target : targets) {
+                     Tmem& tmem = TmemOf(site, *target, 0);
+                     const uint32_t column = ColumnOf(address);
+                     TouchTmem(site, *target, 0, kLanes, column, 4, actor, true);
+                     for (uint32_t row = 0; row < 32; ++row) {
+                       uint32_t words[4];
+                       const SharedPlace place =
+                           Shared(site, *target->cluster,
+                                  target->rank << kRankShift | (start + row % 8 * 16 + row / 8 * stride), 16, 16);
+                       ReadShared(site, *place.cta, place.offset, 16, actor, words);
+                       for (uint32_t lane_at = row; lane_at < kLanes; lane_at += 32) {
+                         const size_t at = lane_at * kColumns + column;
+                         std::memcpy(&tmem.words[at], words, 16);
+                         std::memset(&tmem.written[at], 1, 4);
+                       }
+                     }
+                   }
+                   ++progress_;
+                 },
+                 site, 0});
+}
+
+// Multiplies [k][row] values by their scale factors, bytes of TMEM: those of row r are in lane r % 32 of column r / 32,
+// from byte `id` on.
+void Machine::ApplyScales(const Site& site, Cta& cta, const Actor& actor, ScaleFormat format, uint32_t address,
+                          uint32_t id, std::vector<float>& values, int rows, int k) {
+  const Tmem& tmem = TmemOf(site, cta, 0);
+  const uint32_t column = ColumnOf(address), columns = static_cast<uint32_t>(rows + 31) / 32;
+  TouchTmem(site, cta, 0, 32, column, columns, actor, false);
+  for (int row = 0; row < rows; ++row) {
+    const size_t at = static_cast<size_t>(row % 32) * kColumns + column + static_cast<size_t>(row / 32);
+    if (!tmem.written[at])
+      Fail("uninitialised", site, Text("the scale factor of row %d in TMEM was never written", row));
+    for (int depth = 0; depth < k; ++depth) {
+      const uint32_t byte = tmem.words[at] >> (8 * (id + static_cast<uint32_t>(depth / format.block)) % 32) & 255;
+      const float scale =
+          format.exponent_only ? std::ldexp(1.0f, static_cast<int>(byte) - 127) : ByteTable(true)[byte & 127];
+      values[static_cast<size_t>(depth) * static_cast<size_t>(rows) + static_cast<size_t>(row)] *= scale;
+    }
+  }
 }
 
 void Machine::TcMma(Context& c) {
@@ -227,9 +249,9 @@ void Machine::TcMma(Context& c) {
   const InstructionDescriptor description{static_cast<uint32_t>(Value(c, 3, lane))};
   const bool accumulates = *Source<uint32_t>(c, 4) >> lane & 1;
   const MmaKind kind = static_cast<MmaKind>(i.variant);
-  if (i.extra != 0) Fail("unsupported", site, "products with block scales");
   if (i.has(k_a_in_tmem)) Fail("unsupported", site, "A in TMEM");
-  for (int j = 0; j < i.count && 5 + j < i.operands; ++j) {
+  const int block = i.extra;  // elements that share a scale factor, or 0
+  for (int j = 0; block == 0 && j < i.count && 5 + j < i.operands; ++j) {
     if (Value(c, 5 + j, lane) != 0) Fail("unsupported", site, "lanes of the result are left out");
   }
   const auto format = [&](uint32_t code) {
@@ -246,7 +268,13 @@ void Machine::TcMma(Context& c) {
       case MmaKind::i8:
         if (code <= 1) return code == 0 ? Format::u8 : Format::s8;
         break;
-      default: break;
+      case MmaKind::mxf8f6f4:
+        if (code <= 1) return code == 0 ? Format::e4m3 : Format::e5m2;
+        break;
+      case MmaKind::mxf4:
+      case MmaKind::mxf4nvf4:
+        if (code == 1) return Format::e2m1;
+        break;
     }
     Fail("unsupported", site, Text("operands of format %u", code));
   };
@@ -258,7 +286,12 @@ void Machine::TcMma(Context& c) {
     Fail("protocol", site, Text("a product of %d x %d", m, n));
   }
   if (description.Field(2, 1) != 0) Fail("unsupported", site, "sparse products");
-  const uint32_t result = description.Field(4, 2);
+  const uint32_t result = block == 0 ? description.Field(4, 2) : 1;
+  const uint32_t a_scales = block == 0 ? 0 : static_cast<uint32_t>(Address(c, 5, lane));
+  const uint32_t b_scales = block == 0 ? 0 : static_cast<uint32_t>(Address(c, 6, lane));
+  if (block != 0 && (own_m != 128 || description.Field(15, 2) != 0 || description.Field(31, 1) != 0)) {
+    Fail("unsupported", site, "block scales with this shape or layout");
+  }
   if ((kind == MmaKind::i8) != (result == 2) || result > 2) Fail("protocol", site, "no such format of the result");
   AsyncOp op;
   op.cluster = cta.cluster->number;
@@ -279,23 +312,31 @@ void Machine::TcMma(Context& c) {
       *cta.cluster, cta,
       {[=, this] {
          const Actor actor = AsyncActor(op, pc, false);
-         const int k = 32 / BytesOf(a_format);
+         const int k = 2 * PerChunk(a_format);
          const int b_rows = n / parts;
          std::vector<float> whole_b(static_cast<size_t>(k) * n);
          Tile tile;
          for (int v = 0; v < parts; ++v) {
-           LoadTile(site, *targets[v], {b, b_rows, k, b_format, description.Field(16, 1) != 0}, actor, tile);
+           LoadTile(site, *targets[v], {b, b_rows, k, b_format, block == 0 && description.Field(16, 1) != 0}, actor,
+                    tile);
            for (int depth = 0; depth < k; ++depth) {
              std::copy_n(tile.values.begin() + depth * b_rows, b_rows, whole_b.begin() + depth * n + v * b_rows);
            }
          }
+         const bool one_byte_exponent = description.Field(23, 1) != 0;
          const bool negative = description.Field(13, 1) != description.Field(14, 1);
          for (int v = 0; v < parts; ++v) {
            Cta& target = *targets[v];
            Tmem& tmem = TmemOf(site, target, 0);
-           LoadTile(site, target, {a, own_m, k, a_format, description.Field(15, 1) != 0}, actor, tile);
+           LoadTile(site, target, {a, own_m, k, a_format, block == 0 && description.Field(15, 1) != 0}, actor, tile);
+           std::vector<float> scaled_b = whole_b;
+           if (block != 0) {
+             const ScaleFormat scales{block, one_byte_exponent};
+             ApplyScales(site, target, actor, scales, a_scales, description.Field(29, 2), tile.values, own_m, k);
+             ApplyScales(site, target, actor, scales, b_scales, description.Field(4, 2), scaled_b, n, k);
+           }
            std::vector<float> sums(static_cast<size_t>(own_m) * n, 0.0f);
-           MultiplyAdd(tile.values.data(), own_m, whole_b.data(), n, k, own_m, n, sums.data());
+           MultiplyAdd(tile.values.data(), own_m, scaled_b.data(), n, k, own_m, n, sums.data());
            // Where the rows and columns of the result lie.
            const bool halves = pair && own_m == 64, scattered = !pair && own_m == 64;
            const uint32_t columns = static_cast<uint32_t>(halves ? n / 2 : n), column = ColumnOf(d);
@@ -320,7 +361,8 @@ void Machine::TcMma(Context& c) {
                const float* from = sums.data() + static_cast<size_t>(row) * n + half * columns;
                uint32_t* to = tmem.words.data() + at;
                if (accumulates && std::memchr(tmem.written.data() + at, 0, columns) != nullptr) {
-                 Fail("uninitialised", site, Text("the result is added to lane %u of TMEM, which nothing wrote", at_lane));
+                 Fail("uninitialised", site,
+                      Text("the result is added to lane %u of TMEM, which nothing wrote", at_lane));
                }
                for (uint32_t j = 0; j < columns; ++j) {
                  const float sum = negative ? -from[j] : from[j];
@@ -356,7 +398,8 @@ void Machine::TcCommit(Context& c) {
     const uint32_t mask = static_cast<uint32_t>(Value(c, 1, lane)) & 0xffff;
     for (uint32_t rank = 0; rank < 16; ++rank) {
       if (!(mask >> rank & 1)) continue;
-      if (rank >= cluster.ctas.size()) Fail("out-of-bounds", site, Text("mask %#x in a cluster of %zu", mask, cluster.ctas.size()));
+      if (rank >= cluster.ctas.size())
+        Fail("out-of-bounds", site, Text("mask %#x in a cluster of %zu", mask, cluster.ctas.size()));
       targets.push_back(cluster.ctas[rank].get());
     }
   }
@@ -365,19 +408,19 @@ void Machine::TcCommit(Context& c) {
   op.clock = cta.tensor_clock;
   op.thread = c.warp.agent + static_cast<uint32_t>(lane);
   if (options_.races) op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
-  EnqueueTensor(cluster, cta, {[=, this, &cluster] {
-                                 for (Cta* target : targets) {
-                                   SharedPlace found;
-                                   Mbarrier& barrier =
-                                       Barrier(site, cluster, target->rank << kRankShift | place.offset, &found);
-                                   if (options_.races) {
-                                     CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                     Signal(barrier, op);
-                                   }
-                                   Arrive(site, barrier, 1, found.offset);
-                                 }
-                               },
-                               site, 0});
+  EnqueueTensor(cluster, cta,
+                {[=, this, &cluster] {
+                   for (Cta* target : targets) {
+                     SharedPlace found;
+                     Mbarrier& barrier = Barrier(site, cluster, target->rank << kRankShift | place.offset, &found);
+                     if (options_.races) {
+                       CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
+                       Signal(barrier, op);
+                     }
+                     Arrive(site, barrier, 1, found.offset);
+                   }
+                 },
+                 site, 0});
 }
 
 void Machine::TcLoadStore(Context& c) {
@@ -398,15 +441,24 @@ void Machine::TcLoadStore(Context& c) {
   const bool whole = shape == TmemShape::x32x32b;
   const uint32_t own = 32 * (static_cast<uint32_t>(warp.id) % 4);
   if (whole ? base != own : base != own && base != own + 16) {
-    Fail("protocol", site, Text("warp %d may touch lanes %u to %u of TMEM, the address has lane %u", warp.id, own,
-                                own + 31, base));
+    Fail("protocol", site,
+         Text("warp %d may touch lanes %u to %u of TMEM, the address has lane %u", warp.id, own, own + 31, base));
   }
   const uint32_t per = i.has(k_pack16) ? 2 : 1;
   const auto place = [&](uint32_t t, uint32_t r, uint32_t& at_lane, uint32_t& at_column) {
     switch (shape) {
-      case TmemShape::x32x32b: at_lane = t; at_column = r; break;
-      case TmemShape::x16x64b: at_lane = t / 4 + 8 * (t % 2); at_column = t / 2 % 2 + 2 * r; break;
-      case TmemShape::x16x128b: at_lane = t / 4 + 8 * (r & 1); at_column = t % 4 + 4 * (r >> 1); break;
+      case TmemShape::x32x32b:
+        at_lane = t;
+        at_column = r;
+        break;
+      case TmemShape::x16x64b:
+        at_lane = t / 4 + 8 * (t % 2);
+        at_column = t / 2 % 2 + 2 * r;
+        break;
+      case TmemShape::x16x128b:
+        at_lane = t / 4 + 8 * (r & 1);
+        at_column = t % 4 + 4 * (r >> 1);
+        break;
       case TmemShape::x16x256b:
         at_lane = t / 4 + 8 * (r >> 1 & 1);
         at_column = 2 * (t % 4) + (r & 1) + 8 * (r >> 2);

@@ -11,7 +11,7 @@ struct TensorMap {
   int rank = 1, format = 0, interleave = 0, swizzle = 0, atomicity = 0;
   bool fills_with_nan = false;
   uint32_t element_bytes = 0;
-  int packed = 1;  // elements per byte-sized unit
+  int packed = 1;                                          // elements per byte-sized unit
   std::array<uint64_t, 5> dims{1, 1, 1, 1, 1}, strides{};  // bytes; strides[0] is the element's size
   std::array<uint32_t, 5> box{1, 1, 1, 1, 1}, steps{1, 1, 1, 1, 1};
 

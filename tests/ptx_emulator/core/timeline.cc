@@ -71,10 +71,11 @@ std::string ToJson(const std::vector<CtaTimeline*>& ctas, const Program& program
                     cta.ends[w], cta.issued[w], waited) +
                waits + "]}";
     }
-    json += Text("%s{\"cta\": [%u, %u, %u], \"start\": %.0f, \"end\": %.0f, \"tensor_busy_cycles\": %.0f, "
-                 "\"tensor_idle_cycles\": %.0f, \"mean_bytes_in_flight\": %.0f, \"tensor_busy\": [",
-                 i ? ", " : "", cta.id.x, cta.id.y, cta.id.z, cta.start, cta.end, busy_cycles, span - busy_cycles,
-                 area / span) +
+    json += Text(
+                "%s{\"cta\": [%u, %u, %u], \"start\": %.0f, \"end\": %.0f, \"tensor_busy_cycles\": %.0f, "
+                "\"tensor_idle_cycles\": %.0f, \"mean_bytes_in_flight\": %.0f, \"tensor_busy\": [",
+                i ? ", " : "", cta.id.x, cta.id.y, cta.id.z, cta.start, cta.end, busy_cycles, span - busy_cycles,
+                area / span) +
             busy_json + "], \"bytes_in_flight\": [" + bytes_json + "], \"warps\": [" + warps + "]}";
   }
   return json + Text("], \"cycles\": %.0f, \"tensor_busy_fraction\": %.4f}", end,

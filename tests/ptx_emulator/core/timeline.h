@@ -11,9 +11,10 @@ namespace ptx {
 
 // Rates and latencies, of one multiprocessor. costs.py has what each is and where its default comes from.
 struct Costs {
-  double instruction = 0, shared_load = 0, global_load = 0, shuffle = 0, barrier = 0, tma_latency = 0, store_latency = 0;
+  double instruction = 0, shared_load = 0, global_load = 0, shuffle = 0, barrier = 0, tma_latency = 0,
+         store_latency = 0;
   double memory_bytes = 0, l2_bytes = 0, shared_bytes = 0;  // a cycle
-  double wgmma_products = 0, tcgen05_products = 0;  // multiply-adds a cycle
+  double wgmma_products = 0, tcgen05_products = 0;          // multiply-adds a cycle
 };
 
 struct Interval {
@@ -28,10 +29,10 @@ struct WaitInterval : Interval {
 struct CtaTimeline {
   Dim3 id;
   double start = 0, end = 0;
-  double schedulers[4] = {};          // when each may issue again
-  double tensor_cores[4] = {};        // when each is free
-  double memory = 0, stores = 0;      // when the CTA's share of memory, and its bulk stores, are free
-  std::vector<Interval> tensor_busy;  // overlapping ones are joined
+  double schedulers[4] = {};                          // when each may issue again
+  double tensor_cores[4] = {};                        // when each is free
+  double memory = 0, stores = 0;                      // when the CTA's share of memory, and its bulk stores, are free
+  std::vector<Interval> tensor_busy;                  // overlapping ones are joined
   std::vector<std::pair<double, int64_t>> in_flight;  // (time, change of the bytes that loads are waiting for)
   std::vector<std::vector<WaitInterval>> waits;       // by warp
   std::vector<double> issued;                         // cycles that each warp spent on instructions

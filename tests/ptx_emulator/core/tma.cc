@@ -1,4 +1,4 @@
-// Bulk copies: through tensor maps, plain, and cluster launch control, which also answers by a bulk write.
+// Copies through tensor maps, and what all asynchronous operations have in common.
 #include <algorithm>
 
 #include "machine.h"
@@ -53,15 +53,17 @@ TensorMap Machine::ReadTensorMap(const Site& site, Cluster& cluster, uint64_t ad
   Clocks nobody;
   Buffer* buffer = memory_.Find(address, 64);
   if (buffer == nullptr) {
-    Fail("out-of-bounds", site, Text("no tensor map at %#llx: %s", static_cast<unsigned long long>(address),
-                                     memory_.Nearest(address).c_str()));
+    Fail(
+        "out-of-bounds", site,
+        Text("no tensor map at %#llx: %s", static_cast<unsigned long long>(address), memory_.Nearest(address).c_str()));
   }
   std::memcpy(bytes, reinterpret_cast<const void*>(address), 64);
   (void)cluster;
   const TensorMap map = DecodeTensorMap(bytes);
   if (map.rank > 5 || map.element_bytes == 0) Fail("protocol", site, "this is no tensor map");
   if (map.interleave != 0) Fail("unsupported", site, "a tensor map with interleaving");
-  if (map.fills_with_nan && map.format != 10) Fail("unsupported", site, "a tensor map that fills with NaN other than bf16");
+  if (map.fills_with_nan && map.format != 10)
+    Fail("unsupported", site, "a tensor map that fills with NaN other than bf16");
   if (map.atomicity > 1) Fail("unsupported", site, "a tensor map with this atomicity of its swizzle");
   if (map.address % 16 != 0) Fail("misaligned", site, "a tensor map whose address is not a multiple of 16");
   for (int i = 0; i < map.rank; ++i) {
@@ -71,7 +73,8 @@ TensorMap Machine::ReadTensorMap(const Site& site, Cluster& cluster, uint64_t ad
   const uint64_t inner = uint64_t{map.box[0]} * map.element_bytes;
   if (inner % 16 != 0) Fail("protocol", site, "the inner extent of a box is not a multiple of 16 bytes");
   if (map.swizzle != 0 && inner > 16u << map.swizzle) {
-    Fail("protocol", site, Text("a box of %llu bytes is wider than its swizzle", static_cast<unsigned long long>(inner)));
+    Fail("protocol", site,
+         Text("a box of %llu bytes is wider than its swizzle", static_cast<unsigned long long>(inner)));
   }
   return map;
 }
@@ -97,22 +100,28 @@ bool Reduce(Atomic how, int format, uint32_t bytes, uint8_t* to, const uint8_t* 
     return static_cast<decltype(a)>(how == Atomic::add ? a + b : how == Atomic::min ? std::min(a, b) : std::max(a, b));
   };
   switch (format) {
-    case 2: return each(uint32_t{}, number);
-    case 3: return each(int32_t{}, number);
-    case 4: return each(uint64_t{}, number);
-    case 5: return each(int64_t{}, number);
+    case 2:
+      return each(uint32_t{}, number);
+    case 3:
+      return each(int32_t{}, number);
+    case 4:
+      return each(uint64_t{}, number);
+    case 5:
+      return each(int64_t{}, number);
     case 6:
       return each(uint16_t{}, [&](uint16_t a, uint16_t b) {
         return static_cast<uint16_t>(RoundToF16(number(HalfTable()[a], HalfTable()[b])));
       });
     case 7:
-    case 8: return each(float{}, number);
+    case 8:
+      return each(float{}, number);
     case 10:
       return each(uint16_t{}, [&](uint16_t a, uint16_t b) {
         return static_cast<uint16_t>(RoundToBf16(
             number(BitCast<float>(static_cast<uint32_t>(a) << 16), BitCast<float>(static_cast<uint32_t>(b) << 16))));
       });
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -198,8 +207,8 @@ void Machine::TmaLoad(Context& c) {
       for (uint32_t rank = 0; rank < 16; ++rank) {
         if (!(mask >> rank & 1)) continue;
         if (rank >= cluster.ctas.size()) {
-          Fail("out-of-bounds", site, Text("multicast mask %#x names CTA %u of a cluster of %zu", mask, rank,
-                                           cluster.ctas.size()));
+          Fail("out-of-bounds", site,
+               Text("multicast mask %#x names CTA %u of a cluster of %zu", mask, rank, cluster.ctas.size()));
         }
         targets.push_back(cluster.ctas[rank].get());
       }
@@ -211,26 +220,24 @@ void Machine::TmaLoad(Context& c) {
     for (Cta* target : targets) {
       Cta* signalled = target;
       if (i.has(k_pair)) {
-        signalled = i.has(k_multicast)
-                        ? cluster.ctas[(target->rank & ~1u) | (barrier_place.cta->rank & 1u)].get()
-                        : barrier_place.cta;
+        signalled = i.has(k_multicast) ? cluster.ctas[(target->rank & ~1u) | (barrier_place.cta->rank & 1u)].get()
+                                       : barrier_place.cta;
       }
       const AsyncOp op = StartAsync(c, lane);
       const uint32_t pc = c.fragment.pc, barrier_offset = barrier_place.offset, offset = place.offset;
-      cluster.tasks.push_back(
-          {[=, this, &cluster] {
-             const Actor actor = AsyncActor(op, pc, false);
-             CopyBox(site, *target, map, coords, offset, actor, actor, true, -1);
-             SharedPlace found;
-             Mbarrier& barrier =
-                 Barrier(site, cluster, signalled->rank << kRankShift | barrier_offset, &found);
-             if (options_.races) {
-               CheckBarrierUse(site, barrier, *op.clocks, true, barrier_offset);
-               Signal(barrier, op);
-             }
-             CompleteBytes(site, barrier, static_cast<int64_t>(bytes), barrier_offset);
-           },
-           site, LoadReady(*target, bytes, first)});
+      cluster.tasks.push_back({[=, this, &cluster] {
+                                 const Actor actor = AsyncActor(op, pc, false);
+                                 CopyBox(site, *target, map, coords, offset, actor, actor, true, -1);
+                                 SharedPlace found;
+                                 Mbarrier& barrier =
+                                     Barrier(site, cluster, signalled->rank << kRankShift | barrier_offset, &found);
+                                 if (options_.races) {
+                                   CheckBarrierUse(site, barrier, *op.clocks, true, barrier_offset);
+                                   Signal(barrier, op);
+                                 }
+                                 CompleteBytes(site, barrier, static_cast<int64_t>(bytes), barrier_offset);
+                               },
+                               site, LoadReady(*target, bytes, first)});
     }
   }
 }
@@ -268,190 +275,17 @@ void Machine::TmaStore(Context& c) {
   const uint32_t pc = c.fragment.pc;
   const int reduce = i.has(k_reduce) ? i.variant : -1;
   Cta* cta = c.warp.cta;
-  cluster.tasks.push_back(
-      {[=, this] {
-         const Actor reader = AsyncActor(op, pc, false);
-         const Actor writer = AsyncActor(op, pc, true, reduce >= 0 ? kAtomic : 0);
-         for (int t = 0; t < times; ++t) {
-           CopyBox(site, *cta, map, coords, place.offset, reader, writer, false, reduce);
-         }
-         bulk->read = bulk->done = true;
-         bulk->time = now_;
-         ++progress_;
-       },
-       site, StoreReady(*cta, map.BoxBytes())});
-}
-
-// Stores of a warp's lanes into the shared memory of a cluster, which tell an mbarrier when they are done. They are of
-// the generic proxy. Each lane's is an operation of its own.
-void Machine::StoreAsync(Context& c) {
-  const Instr& i = c.instr;
-  Cluster& cluster = *c.warp.cta->cluster;
-  const Site site = c.site(*this);
-  const uint32_t size = static_cast<uint32_t>(i.bits / 8), bytes = size * static_cast<uint32_t>(i.count);
-  struct Store {
-    SharedPlace place;
-    uint32_t barrier, lane;
-    std::array<uint8_t, 16> data;
-  };
-  std::vector<Store> stores;
-  for (int l = 0; l < 32; ++l) {
-    if (!(c.mask >> l & 1)) continue;
-    Store store;
-    store.lane = static_cast<uint32_t>(l);
-    store.place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 0, l)), bytes, bytes);
-    store.barrier = static_cast<uint32_t>(Address(c, 1 + i.count, l));
-    SharedPlace barrier_place;
-    Barrier(site, cluster, store.barrier, &barrier_place);
-    if (barrier_place.cta != store.place.cta) Fail("protocol", site, "the mbarrier is in another CTA than the destination");
-    for (int j = 0; j < i.count; ++j) {
-      const uint64_t value = Value(c, 1 + j, l);
-      std::memcpy(store.data.data() + j * size, &value, size);
-    }
-    stores.push_back(store);
-  }
-  AsyncOp first = StartAsync(c, __builtin_ctz(c.mask));
-  const uint32_t slot = cluster.next_wide_slot++ % Cluster::kWideSlots;
-  first.agent = cluster.first_wide_slot + slot * 32;
-  first.clock = ++cluster.wide_slot_clocks[slot];
-  if (options_.races) {
-    // What all of the lanes know, and of the operations before in this place.
-    for (int l = 0; l < 32; ++l) {
-      if (c.mask >> l & 1) Meet(*first.clocks, c.warp.lanes[l]);
-    }
-    for (uint32_t l = 0; l < 32; ++l) first.clocks->Know(first.agent + l, first.clock - 1);
-  }
-  const uint32_t pc = c.fragment.pc;
-  cluster.tasks.push_back({[=, this, &cluster] {
-                             AsyncOp op = first;
-                             for (const Store& store : stores) {
-                               op.agent = first.agent + store.lane;
-                               Actor actor = AsyncActor(op, pc, false);
-                               actor.access.pc_flags &= ~kAsync;
-                               WriteShared(site, *store.place.cta, store.place.offset, bytes, actor, store.data.data());
-                               SharedPlace found;
-                               Mbarrier& barrier = Barrier(site, cluster, store.barrier, &found);
-                               if (options_.races) {
-                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 Signal(barrier, op);
-                               }
-                               CompleteBytes(site, barrier, bytes, found.offset);
+  cluster.tasks.push_back({[=, this] {
+                             const Actor reader = AsyncActor(op, pc, false);
+                             const Actor writer = AsyncActor(op, pc, true, reduce >= 0 ? kAtomic : 0);
+                             for (int t = 0; t < times; ++t) {
+                               CopyBox(site, *cta, map, coords, place.offset, reader, writer, false, reduce);
                              }
+                             bulk->read = bulk->done = true;
+                             bulk->time = now_;
+                             ++progress_;
                            },
-                           site, now_ + costs.barrier});
-}
-
-void Machine::BulkLoad(Context& c) {
-  Cluster& cluster = *c.warp.cta->cluster;
-  for (uint32_t left = c.mask; left != 0; left &= left - 1) {
-    const int lane = __builtin_ctz(left);
-    Site site = c.site(*this);
-    site.lanes = 1u << lane;
-    const uint32_t bytes = static_cast<uint32_t>(Value(c, 2, lane));
-    const uint64_t from = Address(c, 1, lane);
-    if (bytes % 16 != 0 || from % 16 != 0) Fail("misaligned", site, "bulk copies go by multiples of 16 bytes");
-    const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 0, lane)), bytes, 16);
-    const uint32_t barrier_address = static_cast<uint32_t>(Address(c, 3, lane));
-    SharedPlace barrier_place;
-    Barrier(site, cluster, barrier_address, &barrier_place);
-    const AsyncOp op = StartAsync(c, lane);
-    const uint32_t pc = c.fragment.pc;
-    cluster.tasks.push_back({[=, this, &cluster] {
-                               const Actor actor = AsyncActor(op, pc, false);
-                               std::vector<uint8_t> data(bytes);
-                               ReadGlobal(site, cluster, from, bytes, actor, data.data());
-                               WriteShared(site, *place.cta, place.offset, bytes, actor, data.data());
-                               SharedPlace found;
-                               Mbarrier& barrier = Barrier(site, cluster, barrier_address, &found);
-                               if (options_.races) {
-                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 Signal(barrier, op);
-                               }
-                               CompleteBytes(site, barrier, bytes, found.offset);
-                             },
-                             site, LoadReady(*place.cta, bytes, from)});
-  }
-}
-
-void Machine::BulkStore(Context& c) {
-  Cluster& cluster = *c.warp.cta->cluster;
-  for (uint32_t left = c.mask; left != 0; left &= left - 1) {
-    const int lane = __builtin_ctz(left);
-    Site site = c.site(*this);
-    site.lanes = 1u << lane;
-    const uint32_t bytes = static_cast<uint32_t>(Value(c, 2, lane));
-    const uint64_t to = Address(c, 0, lane);
-    if (bytes % 16 != 0 || to % 16 != 0) Fail("misaligned", site, "bulk copies go by multiples of 16 bytes");
-    const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 1, lane)), bytes, 16);
-    const AsyncOp op = StartAsync(c, lane);
-    auto bulk = std::make_shared<BulkOp>();
-    bulk->agent = op.agent;
-    bulk->pc = c.fragment.pc;
-    bulk->read_clock = op.clock;
-    bulk->write_clock = op.clock + 1;
-    c.warp.open_group.lanes |= 1u << lane;
-    c.warp.open_group.ops.push_back(bulk);
-    const uint32_t pc = c.fragment.pc;
-    cluster.tasks.push_back({[=, this, &cluster] {
-                               std::vector<uint8_t> data(bytes);
-                               ReadShared(site, *place.cta, place.offset, bytes, AsyncActor(op, pc, false), data.data());
-                               WriteGlobal(site, cluster, to, bytes, AsyncActor(op, pc, true), data.data());
-                               bulk->read = bulk->done = true;
-                               bulk->time = now_;
-                               ++progress_;
-                             },
-                             site, StoreReady(*place.cta, bytes)});
-  }
-}
-
-void Machine::BulkCommit(Context& c) {
-  BulkGroup group;
-  group.lanes = c.mask;
-  if ((c.warp.open_group.lanes & ~c.mask) == 0) {
-    std::swap(group.ops, c.warp.open_group.ops);
-    c.warp.open_group.lanes = 0;
-  } else if ((c.warp.open_group.lanes & c.mask) != 0) {
-    Fail("unsupported", c.site(*this), "lanes of a warp commit the same copies in different places");
-  }
-  c.warp.groups.push_back(std::move(group));
-}
-
-Step Machine::BulkWait(Context& c) {
-  const int lane = __builtin_ctz(c.mask);
-  const uint32_t pending = static_cast<uint32_t>(Value(c, 0, lane));
-  const bool reading = c.instr.has(k_read);
-  uint32_t newer = 0;
-  std::vector<BulkGroup*> waited;
-  for (auto group = c.warp.groups.rbegin(); group != c.warp.groups.rend(); ++group) {
-    if (!(group->lanes & c.mask)) continue;
-    if (newer++ >= pending) waited.push_back(&*group);
-  }
-  for (BulkGroup* group : waited) {
-    for (const auto& op : group->ops) {
-      if (!(reading ? op->read : op->done)) {
-        c.fragment.wait = {Wait::kBulkGroups, c.warp.cta, pending, reading};
-        return Step::kBlocked;
-      }
-    }
-  }
-  for (BulkGroup* group : waited) {
-    for (const auto& op : group->ops) {
-      op->waited = true;
-      if (op->time > c.warp.time) c.warp.time = op->time;
-    }
-  }
-  if (options_.races) {
-    for (BulkGroup* group : waited) {
-      for (const auto& op : group->ops) {
-        for (int l = 0; l < 32; ++l) {
-          if (c.mask & group->lanes & 1u << l) c.warp.lanes[l].Know(op->agent, reading ? op->read_clock : op->write_clock);
-        }
-      }
-    }
-  }
-  // Groups that are over long ago are of no interest, unless somebody waits for their writes much later.
-  while (c.warp.groups.size() > 256) c.warp.groups.pop_front();
-  return Step::kNext;
+                           site, StoreReady(*cta, map.BoxBytes())});
 }
 
 void Machine::TensorMapReplace(Context& c) {
@@ -478,7 +312,9 @@ void Machine::TensorMapReplace(Context& c) {
     };
     const int ord = i.extra;
     switch (static_cast<MapField>(i.variant)) {
-      case MapField::global_address: w[0] = value; break;
+      case MapField::global_address:
+        w[0] = value;
+        break;
       case MapField::global_dim: {
         constexpr int kWord[5] = {4, 4, 5, 5, 6}, kAt[5] = {0, 32, 0, 32, 0};
         set(kWord[ord], kAt[ord], 32, value - 1);
@@ -496,52 +332,14 @@ void Machine::TensorMapReplace(Context& c) {
         set(kWord[ord], kAt[ord], 8, value - 1);
         break;
       }
-      default: Fail("unsupported", site, "this field of a tensor map");
+      default:
+        Fail("unsupported", site, "this field of a tensor map");
     }
     if (space == Space::shared) {
       WriteShared(site, *place.cta, place.offset, 64, actor, w);
     } else {
       WriteGlobal(site, cluster, address, 64, actor, w);
     }
-  }
-}
-
-// Takes a cluster that has not started. The response is a bulk write of 16 bytes.
-void Machine::TryCancel(Context& c) {
-  Cluster& cluster = *c.warp.cta->cluster;
-  const int lane = __builtin_ctz(c.mask);
-  Site site = c.site(*this);
-  if (c.mask & (c.mask - 1)) Fail("protocol", site, "several lanes ask for a cluster at once");
-  const uint32_t to = static_cast<uint32_t>(Address(c, 0, lane)), signal = static_cast<uint32_t>(Address(c, 1, lane));
-  const SharedPlace place = Shared(site, cluster, to, 16, 16);
-  SharedPlace barrier_place;
-  Barrier(site, cluster, signal, &barrier_place);
-  std::array<uint32_t, 4> response{};
-  if (!waiting_.empty()) {
-    const Dim3 next = waiting_.front();
-    waiting_.pop_front();
-    response = {next.x * options_.cluster.x, next.y * options_.cluster.y, next.z * options_.cluster.z, 1};
-  }
-  std::vector<Cta*> targets = {place.cta};
-  if (c.instr.has(k_multicast)) {
-    targets.clear();
-    for (const auto& cta : cluster.ctas) targets.push_back(cta.get());
-  }
-  for (Cta* target : targets) {
-    const AsyncOp op = StartAsync(c, lane);
-    const uint32_t pc = c.fragment.pc;
-    cluster.tasks.push_back({[=, this, &cluster] {
-                               WriteShared(site, *target, place.offset, 16, AsyncActor(op, pc, false), response.data());
-                               SharedPlace found;
-                               Mbarrier& barrier = Barrier(
-                                   site, cluster, target->rank << kRankShift | barrier_place.offset, &found);
-                               if (options_.races) {
-                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 Signal(barrier, op);
-                               }
-                               CompleteBytes(site, barrier, 16, found.offset);
-                             },
-                             site, now_ + costs.barrier});
   }
 }
 

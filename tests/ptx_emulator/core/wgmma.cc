@@ -125,9 +125,10 @@ void Machine::WgmmaWait(Context& c) {
     warp.early = false;
     warp.fence_needed = true;
     if (warned_.insert({warp.early_site.pc, 0}).second) {
-      warnings.push_back({"serialised", Text("an accumulator of the wgmma of line %d is used before wgmma.wait_group: the "
-                                             "compiler must put a wait of its own here",
-                                             warp.early_line),
+      warnings.push_back({"serialised",
+                          Text("an accumulator of the wgmma of line %d is used before wgmma.wait_group: the "
+                               "compiler must put a wait of its own here",
+                               warp.early_line),
                           warp.early_site});
     }
   }
@@ -173,8 +174,8 @@ void Machine::WgmmaExecute(Warp& warp) {
     }
     Tile a;
     actor.access.lanes = 1u << warp.wgmma_agent % 4;
-    LoadTile(site, cta,
-             {op.a, 16, i.bits2, static_cast<Format>(i.kind2), (i.extra >> 2 & 1) != 0, 16 * (warp.id % 4)}, actor, a);
+    LoadTile(site, cta, {op.a, 16, i.bits2, static_cast<Format>(i.kind2), (i.extra >> 2 & 1) != 0, 16 * (warp.id % 4)},
+             actor, a);
     if ((i.extra & 1) != (i.extra >> 1 & 1)) {
       for (float& value : a.values) value = -value;
     }

@@ -36,10 +36,10 @@ using LaunchCallback = int32_t (*)(const char* kernel, const uint32_t* grid, con
                                    void** arguments);
 LaunchCallback launch_callback = nullptr;
 
-constexpr int kMaxSharedOptIn = 97;       // cudaDevAttrMaxSharedMemoryPerBlockOptin
-constexpr int kMultiprocessors = 16;      // cudaDevAttrMultiProcessorCount
-constexpr int kDynamicSharedSize = 8;     // cudaFuncAttributeMaxDynamicSharedMemorySize
-constexpr int kSharedOptInBytes = 232448; // of Hopper and of Blackwell
+constexpr int kMaxSharedOptIn = 97;        // cudaDevAttrMaxSharedMemoryPerBlockOptin
+constexpr int kMultiprocessors = 16;       // cudaDevAttrMultiProcessorCount
+constexpr int kDynamicSharedSize = 8;      // cudaFuncAttributeMaxDynamicSharedMemorySize
+constexpr int kSharedOptInBytes = 232448;  // of Hopper and of Blackwell
 constexpr int kErrorInvalidValue = 1;
 constexpr int kErrorNotSupported = 801;
 
@@ -61,9 +61,14 @@ int _cudaLibraryGetKernel(void** kernel, void*, const char* name) {
 
 int _cudaDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
-    case kMaxSharedOptIn: *value = kSharedOptInBytes; return 0;
-    case kMultiprocessors: *value = 4; return 0;
-    default: return kErrorNotSupported;
+    case kMaxSharedOptIn:
+      *value = kSharedOptInBytes;
+      return 0;
+    case kMultiprocessors:
+      *value = 4;
+      return 0;
+    default:
+      return kErrorNotSupported;
   }
 }
 
@@ -97,7 +102,8 @@ int _cudaLaunchKernelEx(const LaunchConfig* config, void* function, void** argum
   const auto* kernel = static_cast<const Kernel*>(function);
   uint32_t cluster[3] = {1, 1, 1};
   for (uint32_t i = 0; i < config->attribute_count; ++i) {
-    if (config->attributes[i].id == kClusterDimension) std::memcpy(cluster, config->attributes[i].value, sizeof(cluster));
+    if (config->attributes[i].id == kClusterDimension)
+      std::memcpy(cluster, config->attributes[i].value, sizeof(cluster));
   }
   const uint32_t grid[3] = {config->grid.x, config->grid.y, config->grid.z};
   const uint32_t block[3] = {config->block.x, config->block.y, config->block.z};

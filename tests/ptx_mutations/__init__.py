@@ -1,0 +1,1 @@
+"""Faults put into the PTX of kernels, each of which the emulator must find."""
