@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import moe_reference
 import numpy as np
 import pytest
-from ep_layer import MESHES, ROUTINGS, E, K, M, assert_same, inputs, options, parallel_on, routed, run, some
+from ep_layer import FULL, MESHES, ROUTINGS, E, K, M, assert_same, inputs, options, parallel_on, routed, run, some
 from jax.sharding import PartitionSpec as P
 
 from jax_ggemm import AllToAll, ExpertParallel, Gather, Replicated, Ring
@@ -30,7 +30,7 @@ def on_one_device(routing: str, layout: ExpertLayout = DEFAULT) -> Any:
 EVERYWHERE = [(mesh, exchange) for mesh in MESHES for exchange in EXCHANGES]
 
 
-@pytest.mark.parametrize(("mesh", "exchange"), some(EVERYWHERE, 0, 8, 12, 16, 19), ids=str)
+@pytest.mark.parametrize(("mesh", "exchange"), some(EVERYWHERE, 0, 8, 12, 19), ids=str)
 def test_outputs_losses_and_gradients_are_those_of_one_device(mesh: str, exchange: Any) -> None:
     parallel = options(parallel_on(mesh, exchange))
     given = inputs()
@@ -201,6 +201,7 @@ def test_no_gradient_scatters(exchange: Any) -> None:
     moe_reference.assert_no_scatter_add(lambda g: run(opts, g), given)
 
 
+@pytest.mark.skipif(not FULL, reason="compiles for half a minute: make test-full")
 def test_bfloat16_is_as_good_as_on_one_device() -> None:
     exact = inputs()
     given = jax.tree.map(lambda a: a.astype(jnp.bfloat16) if a.dtype == jnp.float32 else a, exact)
@@ -213,7 +214,7 @@ def test_bfloat16_is_as_good_as_on_one_device() -> None:
         return [float(jnp.sqrt(jnp.mean((a.astype(jnp.float32) - b) ** 2))) for a, b in pairs]
 
     one = errors(run(options(None), given))
-    for exchange in some((AllToAll(), Ring(), Replicated()), 0):
+    for exchange in (AllToAll(), Ring(), Replicated()):
         for error, allowed in zip(errors(run(options(parallel_on("8x1", exchange)), given)), one, strict=True):
             assert error <= 1.5 * allowed + 1e-6, exchange
 
