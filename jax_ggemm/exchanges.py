@@ -20,10 +20,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_ggemm.collectives import exchange_chunks, exchange_sizes, gather_rows, scatter_sum, sum_over, vary_over
+from jax_ggemm.exchange_plan import fit_rows, plan_chunks
 from jax_ggemm.experts import ExpertOptions, experts
 from jax_ggemm.layouts import ExpertParams
 from jax_ggemm.manual_axes import vary_alike
-from jax_ggemm.permute import Links, combine, dispatch, sort_by_expert
+from jax_ggemm.permute import combine, dispatch, sort_by_expert
 
 __all__ = ["RECEIVED_NAME", "AllToAll", "Exchange", "Gather", "LocalExperts", "Replicated", "Ring", "Tokens"]
 
@@ -140,7 +141,7 @@ class AllToAll:
         """See `Exchange`."""
         axis, ranks, (number, k) = local.axis, lax.axis_size(local.axis), tokens.ids.shape
         capacity, max_rows = self.chunk_rows(number, k, ranks), self.expert_rows(number, k, ranks, local.number)
-        plan = _plan(tokens.ids, ranks, local.number, capacity)
+        plan = plan_chunks(tokens.ids, ranks, local.number, capacity)
         receive = exchange_sizes(plan.sizes, axis)
 
         def send(rows: jax.Array) -> jax.Array:
@@ -153,7 +154,7 @@ class AllToAll:
         came = (lax.iota(jnp.int32, capacity) < receive[:, None]).reshape(-1, 1)
         ids = lax.stop_gradient(routing[:, k:]).astype(jnp.int32)
         ids = jnp.where(came, local.own_ids(ids), local.number)
-        ids, overflow = _fit(ids, local.number, ranks, max_rows)
+        ids, overflow = fit_rows(ids, local.number, ranks, max_rows)
         y = local(Tokens(send(tokens.x), ids, routing[:, :k]), max_rows)
         back = exchange_chunks(y.reshape(ranks, capacity, y.shape[1]), receive, plan.sizes, axis)
         total = combine(back.reshape(ranks * capacity, y.shape[1]), None, plan.links)
@@ -173,6 +174,9 @@ class Gather:
 
     sum_dtype: DTypeLike | None = None
     split_tokens: bool = dataclasses.field(default=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sum_dtype", _checked_dtype(self.sum_dtype))
 
     def __call__(self, tokens: Tokens, local: LocalExperts) -> tuple[jax.Array, jax.Array]:
         """See `Exchange`."""
@@ -198,6 +202,9 @@ class Ring:
 
     sum_dtype: DTypeLike | None = None
     split_tokens: bool = dataclasses.field(default=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sum_dtype", _checked_dtype(self.sum_dtype))
 
     def __call__(self, tokens: Tokens, local: LocalExperts) -> tuple[jax.Array, jax.Array]:
         """See `Exchange`."""
@@ -239,53 +246,17 @@ class Replicated:
         return sum_over(y, axes), _none_dropped(tokens)
 
 
-class _Plan(NamedTuple):
-    """Which tokens of a rank go where: `links` between slots and rows of chunks, `sizes` of the chunks."""
-
-    links: Links
-    sizes: jax.Array
-    dropped: jax.Array
-
-
-def _plan(ids: jax.Array, ranks: int, experts_per_rank: int, capacity: int) -> _Plan:
-    """Each token once to each rank that owns experts of it; at most `capacity` tokens to a rank."""
-    slots = ids.size
-    owner = jnp.where((ids >= 0) & (ids < ranks * experts_per_rank), ids // experts_per_rank, ranks)
-    same = owner[:, :, None] == owner[:, None, :]
-    earlier = jnp.tril(jnp.ones(same.shape[1:], bool), -1)
-    by_rank = sort_by_expert(jnp.where(jnp.any(same & earlier, axis=2), ranks, owner), ranks)
-    starts = jnp.cumsum(by_rank.group_sizes) - by_rank.group_sizes
-    sizes = jnp.minimum(by_rank.group_sizes, capacity)
-
-    at = lax.iota(jnp.int32, capacity)
-    rows = jnp.minimum(starts[:, None] + at, slots - 1)
-    order = jnp.where(at < sizes[:, None], by_rank.order[rows], slots).reshape(-1)
-    rank = jnp.minimum(owner, ranks - 1)
-    place = by_rank.inverse - starts[rank]
-    sent = (by_rank.inverse < by_rank.num_rows) & (place < capacity)
-    inverse = jnp.where(sent, rank * capacity + place, ranks * capacity)
-    reached = jnp.any(same & sent[:, None, :], axis=2)
-    dropped = jnp.sum((owner < ranks) & ~reached, dtype=jnp.int32)
-    return _Plan(Links(order, inverse), sizes, dropped)
-
-
-def _fit(ids: jax.Array, nobody: int, ranks: int, max_rows: int) -> tuple[jax.Array, jax.Array]:
-    """Gives the id `nobody` to the choices that `max_rows` rows have no room for; returns how many too.
-
-    Those with the least place in their chunk come first, so that no rank pays for another.
-    """
-    if ids.shape[0] * min(ids.shape[1], nobody) <= max_rows:  # the experts of a token differ
-        return ids, jnp.zeros_like(ids, shape=())
-    k = ids.shape[1]
-    by_place = (ids < nobody).reshape(ranks, -1, k).swapaxes(0, 1)
-    fits = (jnp.cumsum(by_place.reshape(-1)) <= max_rows).reshape(by_place.shape) & by_place
-    fits = fits.swapaxes(0, 1).reshape(ids.shape)
-    overflow = jnp.sum((ids < nobody) & ~fits, dtype=jnp.int32)
-    return jnp.where(fits, ids, nobody), overflow
-
-
 def _none_dropped(tokens: Tokens) -> jax.Array:
     return jnp.zeros_like(tokens.ids, shape=())
+
+
+def _checked_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
+    """The dtype of a sum, which must be one of floats; None stays."""
+    if dtype is None:
+        return None
+    if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        raise TypeError(f"sum_dtype must be a dtype of floats or None, got {dtype!r}")
+    return np.dtype(jnp.dtype(dtype))
 
 
 def _sum_dtype(wanted: DTypeLike | None, dtype: np.dtype[Any]) -> np.dtype[Any]:

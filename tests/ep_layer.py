@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +15,14 @@ from jax.sharding import AxisType, Mesh
 from jax_ggemm import ExpertOptions, ExpertParallel, ExpertParams, MoEOptions, MoEParams, Router, moe
 from jax_ggemm.experts import SharedParams
 from jax_ggemm.layouts import DEFAULT, ExpertLayout, convert
+
+FULL = "JAX_GGEMM_TEST_FULL" in os.environ
+
+
+def some(cases: Sequence[Any], *indices: int) -> Sequence[Any]:
+    """All cases in a full run, else those at the indices: every one compiles for seconds."""
+    return cases if FULL else [cases[index] for index in indices]
+
 
 E, D, M, S, K = 16, 12, 8, 4, 3
 BATCH, LENGTH = 8, 6

@@ -16,6 +16,7 @@ from ptx_vectors.kernels import Case, cases
 from ptx_vectors.record_kernels import ARCHITECTURE, digest
 
 from jax_ggemm.kernel import config
+from jax_ggemm.products import Product
 
 pytestmark = pytest.mark.emulator
 
@@ -25,15 +26,14 @@ _recording = functools.cache(replay_kernels.load)
 
 
 def chosen() -> list[Case]:
-    """Every case, or, for each product, the exact ones of one kernel and the rounded ones of two."""
+    """Every case, or those of one kernel for each product, and the rounded ones of float16 for one product."""
     if FULL:
         return list(cases())
     result = []
     for case in cases():
-        configurations = config.candidates(case.product)
-        first = case.config == configurations[0] and case.in_dtype == "bfloat16"
-        last = case.config == configurations[-1] and case.in_dtype == "float16"
-        if case.out_dtype == "float32" and (first or last):
+        first = case.config == config.candidates(case.product)[0] and case.in_dtype == "bfloat16"
+        half = case.config.tile_m == 64 and case.in_dtype == "float16" and case.product is Product.DLHS
+        if case.out_dtype == "float32" and (first or half):
             result.append(case)
     return result
 
@@ -45,8 +45,8 @@ def _compiled() -> None:
 
 def test_every_case_was_recorded() -> None:
     names = {case.name: case.exact for case in cases()}
-    assert _recording().exact.keys() == {name for name, exact in names.items() if exact}
-    assert _recording().rounded.keys() == {name for name, exact in names.items() if not exact}
+    assert _recording().exact.keys() >= {name for name, exact in names.items() if exact}
+    assert _recording().rounded.keys() >= {name for name, exact in names.items() if not exact}
 
 
 @pytest.mark.parametrize("case", [case for case in chosen() if case.exact], ids=lambda case: case.name)

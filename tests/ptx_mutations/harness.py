@@ -94,6 +94,14 @@ def all_of(beds: Sequence[TestBed]) -> list[tuple[TestBed, Mutation[Any]]]:
     return [(bed, mutation) for bed in beds for mutation in bed.mutations]
 
 
+def one_bed_each(beds: Sequence[TestBed]) -> list[tuple[TestBed, Mutation[Any]]]:
+    """Every mutation with one of the beds that it is for, in turn."""
+    of_mutation: dict[str, list[tuple[TestBed, Mutation[Any]]]] = {}
+    for bed, mutation in all_of(beds):
+        of_mutation.setdefault(f"{mutation.apply.__module__}.{mutation.name}", []).append((bed, mutation))
+    return [choices[i % len(choices)] for i, choices in enumerate(of_mutation.values())]
+
+
 def table(findings: Sequence[Finding]) -> str:
     """Findings as Markdown; they must have been compared."""
     seeds = len(findings[0].by_seed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ptx_mutations.kernel_text import KernelText
 from ptx_mutations.mutation import Mutations
 
-MUTATIONS: Mutations[KernelText] = Mutations(beds=("sm_90a forward 128x128", "sm_90a drhs 128x128"))
+_HOPPER = ("sm_90a forward 128x128", "sm_90a drhs 128x128")
+_BLACKWELL = ("sm_100a forward 128x256", "sm_100a forward 256x256", "sm_100a drhs 128x256")
+MUTATIONS: Mutations[KernelText] = Mutations(beds=_HOPPER + _BLACKWELL)
 _add = MUTATIONS.add
 
 

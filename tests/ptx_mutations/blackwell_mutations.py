@@ -1,0 +1,235 @@
+"""Faults in the Blackwell kernels: tensor memory, its slots, products and what they signal, descriptors, masks."""
+
+from __future__ import annotations
+
+from ptx_mutations.blackwell_text import BlackwellText
+from ptx_mutations.mutation import WRONG, Mutations
+
+ONE, PAIR, CONTRACTED = "sm_100a forward 128x256", "sm_100a forward 256x256", "sm_100a drhs 128x256"
+MUTATIONS: Mutations[BlackwellText] = Mutations(beds=(ONE, PAIR, CONTRACTED))
+_add = MUTATIONS.add
+_LOAD = r"cp\.async\.bulk\.tensor"
+_MMA = r"tcgen05\.mma"
+_COMMIT = r"tcgen05\.commit"
+
+
+def _commit(t: BlackwellText, barrier: str) -> int:
+    return t.on_barrier(_COMMIT, barrier, t.products)
+
+
+# Stages and slots
+
+
+@_add("deadlock")
+def stage_never_returned(t: BlackwellText) -> None:
+    """Products do not say that they have read a stage."""
+    t.drop(_commit(t, "stage_empty"))
+
+
+@_add("race", "barrier", "deadlock")
+def stage_returned_twice(t: BlackwellText) -> None:
+    """Products say twice that they have read a stage."""
+    line = _commit(t, "stage_empty")
+    t.insert(line, t.lines[line].strip())
+
+
+@_add("race", "barrier", "deadlock")
+def stage_returned_before_its_last_product(t: BlackwellText) -> None:
+    """A stage is returned before the last of its products is issued."""
+    commit, product = _commit(t, "stage_empty"), t.find(_MMA, t.products, 3)
+    t.move(commit, product)
+    if t.config.blocks == 2:
+        t.insert(product, f"mov.b16 	{t.last_operand(product)}, 3;")
+
+
+@_add("deadlock", "barrier", "race")
+def next_stage_returned(t: BlackwellText) -> None:
+    """Products return the stage behind the one that they read."""
+    line = _commit(t, "stage_empty")
+    t.substitute(line, r"\+\d+\]", f"+{t.barriers['stage_empty'].start + 8}]")
+
+
+@_add("deadlock")
+def slot_never_filled(t: BlackwellText) -> None:
+    """The last product of a tile does not say that the tile is done."""
+    t.drop(_commit(t, "slot_full"))
+
+
+@_add("race", "uninitialised", "protocol", "deadlock", "barrier")
+def slot_full_wait(t: BlackwellText) -> None:
+    """The epilogue reads accumulators without waiting for the products."""
+    t.drop_block(t.wait("slot_full", t.epilogue))
+
+
+@_add("race", "deadlock", "barrier", "uninitialised")
+def slot_full_parity(t: BlackwellText) -> None:
+    """The epilogue's parity of full slots never flips."""
+    t.keep_parity(t.wait("slot_full", t.epilogue), t.epilogue)
+
+
+@_add("race", "barrier", "protocol")
+def slot_empty_wait(t: BlackwellText) -> None:
+    """Products overwrite accumulators without waiting until the epilogue has read them."""
+    t.drop_block(t.wait("slot_empty", t.products))
+
+
+@_add("deadlock")
+def slot_empty_parity(t: BlackwellText) -> None:
+    """The warp that multiplies waits for the other parity of empty slots."""
+    t.flip_parity(t.wait("slot_empty", t.products))
+
+
+@_add("race", "barrier", "deadlock")
+def slot_empty_count_one_less(t: BlackwellText) -> None:
+    """A slot counts as read when all warps of the epilogue but one have read it."""
+    t.set_count("slot_empty", -1)
+
+
+@_add("deadlock")
+def slot_empty_count_one_more(t: BlackwellText) -> None:
+    """A slot waits for one warp of the epilogue too many."""
+    t.set_count("slot_empty", +1)
+
+
+@_add("deadlock")
+def slot_never_returned(t: BlackwellText) -> None:
+    """The epilogue does not say that it has read a slot."""
+    t.drop(t.find(r"mbarrier\.arrive\.", range(t.find(r"tcgen05\.ld"), len(t.lines))))
+
+
+# Pairs of blocks
+
+
+@_add("deadlock", beds=(PAIR,))
+def stages_returned_to_one_block(t: BlackwellText) -> None:
+    """Products tell the first block alone that a stage is empty."""
+    line = _commit(t, "stage_empty")
+    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.products), r"3;", "1;")
+
+
+@_add("deadlock", beds=(PAIR,))
+def slots_filled_for_one_block(t: BlackwellText) -> None:
+    """Products tell the first block alone that a tile is done."""
+    line = _commit(t, "slot_full")
+    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.products), r"3;", "1;")
+
+
+@_add("deadlock", "barrier", beds=(PAIR,))
+def bytes_counted_by_each_block(t: BlackwellText) -> None:
+    """The second block counts its bytes at its own barrier instead of the first block's."""
+    t.substitute(t.find(r"and\.b32\s+%\w+, %\w+, -16777224;", t.load), r"-16777224;", "-8;")
+
+
+# Tensor memory
+
+
+@_add("protocol", "out-of-bounds", "uninitialised")
+def tensor_memory_halved(t: BlackwellText) -> None:
+    """Half of the columns are allocated."""
+    columns = t.last_operand(t.find(r"tcgen05\.alloc"))
+    t.substitute(t.find(rf"mov\.b32\s+{columns}, 512;", t.prologue), r"512;", "256;")
+
+
+@_add("protocol")
+def tensor_memory_kept(t: BlackwellText) -> None:
+    """The columns are not freed."""
+    t.drop(t.find(r"tcgen05\.dealloc"))
+
+
+@_add("protocol", "race", "uninitialised", WRONG)
+def slots_that_overlap(t: BlackwellText) -> None:
+    """Slots of products lie half as far apart as those that the epilogue reads."""
+    wait = t.wait("slot_empty", t.products)
+    t.substitute(t.find(r"shl\.b32\s+%\w+, %\w+, 8;", range(wait, len(t.lines))), r"8;", "7;")
+
+
+@_add(WRONG, "uninitialised", "out-of-bounds", "protocol")
+def accumulators_of_other_columns(t: BlackwellText) -> None:
+    """The epilogue reads eight columns late."""
+    line = t.find(r"tcgen05\.ld", t.epilogue)
+    address = t.lines[line].split("[")[1].split("]")[0]
+    t.shift(line, address.split("+")[0], 8)
+
+
+# Addresses, descriptors, masks
+
+
+@_add(WRONG)
+def load_of_the_next_row(t: BlackwellText) -> None:
+    """Tiles of lhs start one row late, or those of a contraction one row further on."""
+    line = t.find(_LOAD, t.load)
+    t.shift(line, t.coordinates(line)[1], 1)
+
+
+@_add("deadlock")
+def load_dropped(t: BlackwellText) -> None:
+    """Tiles of lhs are not loaded."""
+    t.drop(t.find(_LOAD, t.load))
+
+
+@_add("barrier", "deadlock", "race")
+def load_twice(t: BlackwellText) -> None:
+    """Tiles of lhs are loaded twice."""
+    line = t.find(_LOAD, t.load)
+    t.insert(line, t.lines[line].strip())
+
+
+@_add("misaligned", WRONG, "out-of-bounds", "race", "uninitialised")
+def load_to_a_shifted_place(t: BlackwellText) -> None:
+    """Tiles of lhs go to shared memory 128 bytes late, where the swizzle pattern is another."""
+    t.substitute(t.find(_LOAD, t.load), r"\+1024\]", "+1152]")
+
+
+@_add(WRONG, "race", "uninitialised", "out-of-bounds")
+def descriptor_stride(t: BlackwellText) -> None:
+    """Groups of eight rows of lhs are taken to lie 512 bytes apart instead of 1024."""
+    line = t.find(r"or\.b64\s+%\w+, %\w+, \d{15,};")
+    t.substitute(line, r"\d{15,};", f"{int(t.last_operand(line)) - (32 << 32)};")
+
+
+@_add(WRONG, "protocol")
+def descriptor_swizzle(t: BlackwellText) -> None:
+    """Operand lhs is taken to be swizzled in rows of 64 bytes instead of 128."""
+    line = t.find(r"or\.b64\s+%\w+, %\w+, \d{15,};")
+    t.substitute(line, r"\d{15,};", f"{int(t.last_operand(line)) + (2 << 61)};")
+
+
+@_add(WRONG)
+def product_that_does_not_accumulate(t: BlackwellText) -> None:
+    """The last step of a stage forgets what was added before."""
+    t.substitute(t.find(r"mov\.pred\s+%\w+, -1;", t.products, -1), "-1;", "0;")
+
+
+@_add(WRONG, "uninitialised")
+def product_that_accumulates_from_the_start(t: BlackwellText) -> None:
+    """The first step adds to whatever was in tensor memory."""
+    predicate = t.last_operand(t.find(_MMA, t.products))
+    t.substitute(t.find(rf"setp\.ne\.b32\s+{predicate}, ", t.products), r"setp\.ne\.b32", "setp.ge.s32")
+
+
+@_add(WRONG)
+def product_step_dropped(t: BlackwellText) -> None:
+    """One step of 16 along the contraction is left out."""
+    t.drop(t.find(_MMA, t.products, 2))
+
+
+@_add(WRONG, "out-of-bounds", "race", "deadlock")
+def group_off_by_one(t: BlackwellText) -> None:
+    """A tile is taken to be of the group behind its own."""
+    line = t.find(r"popc\.b32", t.scheduler)
+    register = t.lines[line].split()[1].rstrip(",")
+    t.insert(line + 1, f"add.s32 	{register}, {register}, 1;")
+
+
+@_add(WRONG)
+def half_words_swapped(t: BlackwellText) -> None:
+    """Two neighbouring columns of the result are swapped."""
+    line = t.find(r"cvt\.rn\.(?:bf|f)16x2\.f32", t.epilogue)
+    t.substitute(line, r"(%\w+), (%\w+);", r"\2, \1;")
+
+
+@_add(WRONG, "race", beds=(ONE, PAIR))
+def tile_of_too_many_rows(t: BlackwellText) -> None:
+    """A tile that ends with its group may write as many rows as a whole one."""
+    line = t.find(rf"min\.s32\s+%\w+, %\w+, {t.config.tile_m};", t.scheduler)
+    t.substitute(line, r"min\.s32\s+(%\w+), %\w+, (\d+);", r"mov.b32 	\1, \2;")
