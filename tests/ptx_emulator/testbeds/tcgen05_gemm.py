@@ -224,6 +224,7 @@ class Tcgen05Gemm:
         for i in cutlass.range_constexpr(cute.size(chunks, mode=[3])):
             values = cute.make_rmem_tensor(to.shape, Float32)
             cute.copy(copy, from_tmem[None, None, None, 0, i], values)
+            cute.arch.fence_view_async_tmem_load()  # also where no column of the chunk is in the result
             for j in cutlass.range_constexpr(cute.size(values)):
                 column = origin[1] + i * _CHUNK + j
                 if row < out.shape[0] and column < out.shape[1]:
