@@ -1,10 +1,11 @@
 # Two commands for a fresh machine with Python 3.11+ and a C++ compiler: `make demo` and `make test`.
 # Each sets up its own environment first. PYTHON names the interpreter, VENV the environment's folder, and JAX
-# a version to test with instead of the newest one.
+# a version to test with instead of the newest one. SELECT is passed on to pytest.
 
 PYTHON ?= python3
 VENV ?= .venv
 JAX ?=
+SELECT ?=
 
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml $(wildcard ffi/* jax_ggemm/*.py jax_ggemm/*/*.py)
@@ -23,7 +24,7 @@ demo: $(VENV)/train.stamp
 	$(BIN)/python examples/train_moe_lm.py
 
 test: $(VENV)/test.stamp
-	JAX_PLATFORMS=cpu $(BIN)/pytest --numprocesses auto tests
+	JAX_PLATFORMS=cpu $(BIN)/pytest --numprocesses auto $(SELECT) tests
 	$(if $(CUDA),$(BIN)/pytest --numprocesses 4 -m gpu tests)
 
 test-full: $(VENV)/test.stamp

@@ -17,12 +17,13 @@ import pytest
 from jax_ggemm import compile_objects, cute, tuned
 from jax_ggemm.kernel import architectures, config, pick_sm100
 from jax_ggemm.kernel.config_sm100 import FIXED_BYTES, SMEM_BYTES, TMEM_COLUMNS, Eviction, Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_32, WIDE_PAIR
 from jax_ggemm.products import Call, Operands, Product
 
 ARCH = "sm_100a"
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
-CANDIDATES = [FEW_ROWS, SMALL, PAIR, WIDE_PAIR]
+TOKENS = [TOKENS_16, TOKENS_32]
+CANDIDATES = [*TOKENS, FEW_ROWS, SMALL, PAIR, WIDE_PAIR]
 
 
 def name(value: Any) -> str | None:
@@ -40,7 +41,7 @@ def test_shared_memory_is_full(candidate: Sm100Config) -> None:
     if candidate.weight_k_tiles > 1:  # the operands have rings of their own
         one_more = min(candidate.stage_bytes, candidate.weight_stage_bytes)
     assert candidate.shared_memory_bytes + one_more > SMEM_BYTES
-    assert candidate.tmem_columns in {256, TMEM_COLUMNS}
+    assert candidate.tmem_columns in {32, 64, 256, TMEM_COLUMNS}
 
 
 def test_the_first_posts_kernel_has_a_seventh_stage() -> None:
@@ -61,12 +62,19 @@ def test_the_first_posts_kernel_has_a_seventh_stage() -> None:
         {"stages": 3},
         {"weight_k_tiles": 3},
         {"splits_accumulator": True},
+        {"swapped": True, "tile_m": 256, "tile_n": 256},
+        {"tile_m": 16},
     ],
     ids=str,
 )
 def test_plans_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"no kernel|stages|tiles of the contraction|accumulator"):
         Sm100Config(**wrong)
+
+
+def test_operands_are_swapped_where_rows_are_ragged_only() -> None:
+    with pytest.raises(ValueError, match="not swapped"):
+        config.KernelSpec(Product.DRHS, BF16, BF16, False, TOKENS_16)
 
 
 def test_held_stages_leave_room_for_loads() -> None:
@@ -84,7 +92,9 @@ def test_what_is_picked_is_a_candidate(product: Product, m: int, columns: int) -
     assert pick_sm100.pick(product, m, columns, columns, 32) in pick_sm100.candidates(product)
 
 
-def test_groups_of_64_rows_or_fewer_take_64_row_tiles() -> None:
+def test_groups_of_few_rows_take_tiles_of_few_rows() -> None:
+    assert pick_sm100.pick(Product.FORWARD, 32 * 8, 6144, 4096, 32) == TOKENS_16
+    assert pick_sm100.pick(Product.DLHS, 32 * 16, 6144, 4096, 32) == TOKENS_32
     assert pick_sm100.pick(Product.FORWARD, 32 * 64, 6144, 4096, 32) == FEW_ROWS
     assert pick_sm100.pick(Product.FORWARD, 32 * 65, 6144, 4096, 32) != FEW_ROWS
     assert pick_sm100.pick(Product.FORWARD, 32 * 4096, 6144, 4096, 32) == WIDE_PAIR
@@ -133,7 +143,7 @@ def spec_of(product: Product, candidate: Sm100Config, dtype: np.dtype = BF16) ->
 PLAIN = dataclasses.replace(FEW_ROWS, wide_boxes=False)
 NARROW_STORES = dataclasses.replace(SMALL, wide_stores=False)
 WHOLE = dataclasses.replace(WIDE_PAIR, splits_accumulator=False)
-EVERY = [spec_of(product, candidate) for product in Product for candidate in CANDIDATES]
+EVERY = [spec_of(product, candidate) for product in Product for candidate in pick_sm100.candidates(product)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -210,7 +220,7 @@ def test_a_kernel_is_one_launch_without_spills(spec: config.KernelSpec) -> None:
 
 
 @pytest.mark.parametrize("product", list(Product))
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=name)
+@pytest.mark.parametrize("candidate", [SMALL, PAIR, WIDE_PAIR], ids=name)
 def test_results_go_from_registers_to_global_memory_by_32_bytes(product: Product, candidate: Sm100Config) -> None:
     text = ptx(product, candidate)
     assert "st.global.v8.b32" in text
@@ -260,6 +270,19 @@ def test_each_half_of_the_accumulator_is_released_on_its_own() -> None:
     assert len(re.findall(r"tcgen05\.commit", split)) == 5
     assert len(re.findall(r"tcgen05\.commit", whole)) == 2
     assert WIDE_PAIR.tmem_columns == TMEM_COLUMNS
+
+
+@pytest.mark.parametrize("candidate", TOKENS, ids=name)
+@pytest.mark.parametrize("product", [Product.FORWARD, Product.DLHS])
+def test_swapped_operands_have_the_weights_as_rows_of_the_product(product: Product, candidate: Sm100Config) -> None:
+    text = ptx(product, candidate)
+    assert (64, candidate.tile_m) in boxes(product, candidate)
+    assert (64, 128, 2, 1) in boxes(product, candidate)
+    assert f"tcgen05.ld.sync.aligned.32x32b.x{candidate.tile_m}" in text
+    # M is 128 / 16 at bit 24 of the descriptor, N is tile_m / 8 at bit 17.
+    descriptor = (8 << 24) + (candidate.tile_m // 8 << 17)
+    constants = {int(number) for number in re.findall(r"selp\.b32\s+%r\d+, \d+, (\d+), %p\d+;", text)}
+    assert {number & 0x1FFE0000 for number in constants if number >> 24} == {descriptor}
 
 
 def test_weights_have_their_policy_in_l2() -> None:

@@ -78,21 +78,26 @@ SWITCHES = [
     Sm100Config(256, 512, 2, weight_k_tiles=2, weight_stages=2, splits_accumulator=True),
     dataclasses.replace(WIDE_PAIR, splits_accumulator=False),
     dataclasses.replace(WIDE_PAIR, stages=2, weight_stages=2),
+    Sm100Config(64, 128, 9, weight_stages=9, swapped=True),
+    Sm100Config(128, 128, 2, weight_stages=2, swapped=True, wide_boxes=False),
 ]
 """Each of the changes off, and rings as small as they can be."""
 
 
 def shipped() -> list[config.KernelSpec]:
-    """Every kernel of a release, or a choice in which each configuration meets each product, dtype and bias."""
+    """Every kernel of a release, or a choice: each configuration with each product, and with each dtype."""
     every = list(config.default_specs([BF16, F16, F32], pick_sm100.candidates))
     if FULL:
         return every
     chosen = []
     pairs = [(product, candidate) for product in Product for candidate in pick_sm100.candidates(product)]
     for i, (product, candidate) in enumerate(pairs):
-        dtype = (BF16, F32, F16)[i % 3]
+        if i % 3 == 0:  # compiled for tests/test_blackwell.py too
+            chosen.append(config.KernelSpec(product, BF16, BF16, False, candidate))
+            continue
+        dtype = (F16, F32)[i % 3 - 1]
         out = F32 if i % 2 else dtype
-        chosen.append(config.KernelSpec(product, dtype, out, product.rows_are_ragged and i % 4 < 2, candidate))
+        chosen.append(config.KernelSpec(product, dtype, out, product.rows_are_ragged, candidate))
     return chosen
 
 
@@ -110,7 +115,8 @@ def cases() -> list[tuple[config.KernelSpec, str]]:
 SWITCHED = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
     for product in Product
-    for candidate in (SWITCHES if FULL else SWITCHES[list(Product).index(product) :: 3])
+    for candidate in (SWITCHES if FULL else SWITCHES[list(Product).index(product) :: 4])
+    if product.rows_are_ragged or not candidate.swapped
 ]
 IN_BF16 = [
     config.KernelSpec(product, BF16, BF16, False, candidate)

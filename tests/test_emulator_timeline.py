@@ -21,9 +21,26 @@ pytestmark = pytest.mark.emulator
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
+def spec_of(candidate: config.Sm90Config) -> config.KernelSpec:
+    return config.KernelSpec(Product.FORWARD, BF16, BF16, False, candidate)
+
+
+def wide(stages: int) -> config.Sm90Config:
+    return config.Sm90Config(tile_m=128, tile_n=256, stages=stages)
+
+
+NARROW = config.Sm90Config(tile_m=128, tile_n=128, stages=6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All kernels of this file, compiled in one process."""
+    kernels.compile_all([spec_of(candidate) for candidate in (wide(2), wide(3), wide(4), NARROW)], "sm_90a")
+
+
 def timeline(candidate: config.Sm90Config, costs: Costs | None = None) -> dict:
     """Of a forward product of two groups of 256 rows."""
-    spec = config.KernelSpec(Product.FORWARD, BF16, BF16, False, candidate)
+    spec = spec_of(candidate)
     arrays = {
         "lhs": np.ones((1, 512, 1024), BF16),
         "rhs": np.ones((1, 2, 1024, 512), BF16),
@@ -35,10 +52,6 @@ def timeline(candidate: config.Sm90Config, costs: Costs | None = None) -> dict:
     assert (out == 1024).all()
     assert report.timeline is not None
     return report.timeline
-
-
-def wide(stages: int) -> config.Sm90Config:
-    return config.Sm90Config(tile_m=128, tile_n=256, stages=stages)
 
 
 def test_what_it_says_is_consistent() -> None:
@@ -69,8 +82,7 @@ def test_more_stages_keep_more_bytes_in_flight() -> None:
 
 
 def test_wider_tiles_read_less() -> None:
-    narrow = timeline(config.Sm90Config(tile_m=128, tile_n=128, stages=6))
-    assert timeline(wide(4))["cycles"] < narrow["cycles"]
+    assert timeline(wide(4))["cycles"] < timeline(NARROW)["cycles"]
 
 
 def test_without_the_cost_of_memory_the_tensor_cores_are_the_limit() -> None:

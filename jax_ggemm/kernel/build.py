@@ -13,6 +13,7 @@ from jax_ggemm.kernel.config import KernelSpec
 from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.kernel.sm90 import GroupedGemmSm90
 from jax_ggemm.kernel.sm100 import GroupedGemmSm100
+from jax_ggemm.kernel.swapped_sm100 import SwappedGemmSm100
 
 PREFIX = "jax_ggemm"
 """The name of the function in every object."""
@@ -29,11 +30,17 @@ def build(spec: KernelSpec, arch: str) -> tuple[bytes, str]:
       A relocatable object (the host function that launches the kernel, and the kernel's machine code), and the PTX that
       this machine code was assembled from. Keeping the PTX changes no byte of the object.
     """
-    gemm = (GroupedGemmSm100 if isinstance(spec.config, Sm100Config) else GroupedGemmSm90)(spec)
+    gemm = _kernel_of(spec)
     with tempfile.TemporaryDirectory() as dumps:  # the DSL keeps PTX in a file
         options = f"--gpu-arch {arch} --keep-ptx --dump-dir {dumps}"
         compiled = cute.compile(gemm, *gemm.example_arguments(), options=options)
         return compiled.dump_to_object(PREFIX), str(compiled.__ptx__)
+
+
+def _kernel_of(spec: KernelSpec) -> GroupedGemmSm90 | GroupedGemmSm100:
+    if not isinstance(spec.config, Sm100Config):
+        return GroupedGemmSm90(spec)
+    return SwappedGemmSm100(spec) if spec.config.swapped else GroupedGemmSm100(spec)
 
 
 def main() -> None:

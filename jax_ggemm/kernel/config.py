@@ -188,6 +188,8 @@ class KernelSpec:
     def __post_init__(self) -> None:
         if self.config.cluster > 1 and self.product.rows_are_ragged:
             raise ValueError(f"{self.product} contracts no rows that {self.config.cluster} blocks could share")
+        if isinstance(self.config, Sm100Config) and self.config.swapped and not self.product.rows_are_ragged:
+            raise ValueError(f"{self.product} has no rows of few tokens: its operands are not swapped")
 
     @property
     def shared_memory_bytes(self) -> int:

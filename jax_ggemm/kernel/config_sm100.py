@@ -15,6 +15,9 @@ technical specifications per compute capability)."""
 TMEM_COLUMNS = 512
 """32-bit columns of tensor memory, each of 128 lanes, that an SM has (PTX ISA, Tensor Memory)."""
 
+LEAST_TMEM_COLUMNS = 32
+"""Of an allocation."""
+
 FIXED_BYTES = 1024
 """Room for the barriers and the ring of work tiles, before the first operand tile."""
 
@@ -59,13 +62,16 @@ class Sm100Config:
     """Of 512 columns: each half is handed to the epilogue, and given back, on its own."""
     wide_stores: bool = True
     """Results leave registers 32 bytes at a time where they are aligned to that, otherwise 16."""
+    swapped: bool = False
+    """The weights are the product's A, and tokens its B: few of them, as they come. Not where rows are contracted."""
     weight_eviction: Eviction = Eviction.NORMAL
     swizzle: int = 8
     """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
 
     def __post_init__(self) -> None:
-        columns = {128, 256, 512} if self.tile_m == 256 else {128, 256}
-        if self.tile_m not in {64, 128, 256} or self.tile_n not in columns:
+        rows = {16, 32, 64, 128} if self.swapped else {64, 128, 256}
+        columns = {128} if self.swapped else {128, 256, 512} if self.tile_m == 256 else {128, 256}
+        if self.tile_m not in rows or self.tile_n not in columns:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
         if self.weight_k_tiles not in {1, 2}:
             raise ValueError(f"a stage of weights holds 1 or 2 tiles of the contraction, not {self.weight_k_tiles}")
@@ -107,6 +113,8 @@ class Sm100Config:
     @property
     def slot_columns(self) -> int:
         """Columns of the accumulator that are handed over at once."""
+        if self.swapped:
+            return self.tile_m
         return ATOM_COLUMNS if self.splits_accumulator else self.tile_n
 
     @property
@@ -117,12 +125,12 @@ class Sm100Config:
     @property
     def tmem_columns(self) -> int:
         """Columns of tensor memory, a power of two."""
-        return self.slots * self.slot_columns
+        return max(self.slots * self.slot_columns, LEAST_TMEM_COLUMNS)
 
     @property
     def slots_per_tile(self) -> int:
         """Parts that make a tile."""
-        return self.tile_n // self.slot_columns
+        return 2 if self.splits_accumulator else 1
 
     @property
     def held_stages(self) -> int:

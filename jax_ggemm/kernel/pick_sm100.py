@@ -31,15 +31,22 @@ _NARROWEST_ROWS = 128
 _EXPOSED_EPILOGUE = 0.5
 """Of a tile that fills tensor memory: what the next one waits for, even where it is released by halves."""
 
+TOKENS_16 = Sm100Config(16, 128, 17, 2, 6, swapped=True, weight_eviction=Eviction.FIRST)
+TOKENS_32 = Sm100Config(32, 128, 16, 2, 5, swapped=True, weight_eviction=Eviction.FIRST)
 FEW_ROWS = Sm100Config(64, 128, 8, weight_k_tiles=2, weight_stages=5, weight_eviction=Eviction.FIRST)
 SMALL = Sm100Config(128, 128, 7, weight_stages=7)
 PAIR = Sm100Config(256, 256, 7, weight_stages=7)
 WIDE_PAIR = Sm100Config(256, 512, 4, weight_stages=4, splits_accumulator=True)
 
 
+_FOR_FEW_ROWS = {TOKENS_16: 8, TOKENS_32: 20, FEW_ROWS: 64}
+"""Up to how many rows a group, on average, each is taken: where the emulator's timeline has groups fit their tile."""
+
+
 def candidates(product: Product) -> tuple[Sm100Config, ...]:
     """The configurations for a product that are compiled ahead of time."""
-    return (FEW_ROWS, SMALL, PAIR, WIDE_PAIR) if product.rows_are_ragged else (SMALL, PAIR, WIDE_PAIR)
+    of_any = (SMALL, PAIR, WIDE_PAIR)
+    return (*_FOR_FEW_ROWS, *of_any) if product.rows_are_ragged else of_any
 
 
 def estimate(config: Sm100Config, product: Product, m: int, k: int, n: int, groups: int) -> float:
@@ -91,7 +98,9 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm100Config:
     Returns:
       One of `candidates(product)`.
     """
-    if product.rows_are_ragged and m <= FEW_ROWS.tile_m * groups:
-        # Where memory decides, the model cannot tell: this one keeps the most bytes in flight.
-        return FEW_ROWS
-    return min(candidates(product), key=lambda config: estimate(config, product, m, k, n, groups))
+    if product.rows_are_ragged:
+        # Where memory decides, the model cannot tell: these read the least beside the weights.
+        for config, rows in _FOR_FEW_ROWS.items():
+            if m <= rows * groups:
+                return config
+    return min((SMALL, PAIR, WIDE_PAIR), key=lambda config: estimate(config, product, m, k, n, groups))

@@ -108,21 +108,12 @@ class GroupedGemmSm100:
         extents = Extents(m, k, n, *others)
         a_view, b_view = operands.views(self.spec.product, lhs, rhs, extents)
 
-        atom = (self.config.tile_m, min(self.config.tile_n, ATOM_COLUMNS))
-        tiled_mma = blackwell.make_trivial_tiled_mma(
-            self.dtype, self.dtype, self.a_major, self.b_major, Float32, self.group, atom
-        )
-        a_smem = blackwell.make_smem_layout_a(tiled_mma, self.tile, self.dtype, self.config.stages)
-        b_smem = blackwell.make_smem_layout_b(tiled_mma, self.weight_tile, self.dtype, self.config.weight_stages)
+        tiled_mma = self._tiled_mma()
+        a_smem, b_smem = self._layouts(tiled_mma)
         load = cpasync.CopyBulkTensorTileG2SOp(self.group)
         # The TMA unit rounds float32 to what the products take of it.
         kind = cutlass.TFloat32 if self.dtype is Float32 else None
-        a_tma, a_tensor = cute.nvgpu.make_tiled_tma_atom_A(
-            load, a_view, a_smem, self.tile, tiled_mma, internal_type=kind
-        )
-        b_tma, b_tensor = cute.nvgpu.make_tiled_tma_atom_B(
-            load, b_view, b_smem, self.weight_tile, tiled_mma, internal_type=kind
-        )
+        (a_tma, a_tensor), (b_tma, b_tensor) = self._maps((a_view, b_view), (a_smem, b_smem), load, tiled_mma, kind)
         wide: Any = None
         if cutlass.const_expr(self.wide_boxes is not None):
             wide = self.wide_boxes.tensor_map(b_view, b_smem.inner, load, kind)
@@ -155,6 +146,41 @@ class GroupedGemmSm100:
             min_blocks_per_mp=1,
             stream=stream,
         )
+
+    def _tiled_mma(self) -> cute.TiledMma:
+        """The product of a tile: lhs is its A, the weights are its B."""
+        atom = (self.config.tile_m, min(self.config.tile_n, ATOM_COLUMNS))
+        return blackwell.make_trivial_tiled_mma(
+            self.dtype, self.dtype, self.a_major, self.b_major, Float32, self.group, atom
+        )
+
+    def _layouts(self, tiled_mma: cute.TiledMma) -> tuple:
+        """The stages of lhs and of the weights in shared memory."""
+        config = self.config
+        return (
+            blackwell.make_smem_layout_a(tiled_mma, self.tile, self.dtype, config.stages),
+            blackwell.make_smem_layout_b(tiled_mma, self.weight_tile, self.dtype, config.weight_stages),
+        )
+
+    def _maps(self, views: tuple, layouts: tuple, load: Any, tiled_mma: cute.TiledMma, kind: Any) -> tuple:
+        """The tensor maps of lhs and of the weights."""
+        make_a, make_b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
+        return (
+            make_a(load, views[0], layouts[0], self.tile, tiled_mma, internal_type=kind),
+            make_b(load, views[1], layouts[1], self.weight_tile, tiled_mma, internal_type=kind),
+        )
+
+    def _of_block(self, of_block: Any, a_tiles: cute.Tensor, b_tiles: cute.Tensor) -> tuple:
+        """What a block loads of tiles of lhs and of the weights."""
+        return of_block.partition_A(a_tiles), of_block.partition_B(b_tiles)
+
+    def _fragments(self, tiled_mma: cute.TiledMma, stages: tuple) -> tuple:
+        """The stages of lhs and of the weights as the products take them."""
+        return tiled_mma.make_fragment_A(stages[0]), tiled_mma.make_fragment_B(stages[1])
+
+    def _product(self, tiled_mma: cute.TiledMma, to: cute.Tensor, a: cute.Tensor, b: cute.Tensor) -> None:
+        """One instruction."""
+        cute.gemm(tiled_mma, to, a, b, to)
 
     @cute.kernel
     def _kernel(
@@ -300,8 +326,11 @@ class GroupedGemmSm100:
         else:
             a_rows = cute.domain_offset((tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth))
             b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
-        a_tiles = of_block.partition_A(cute.local_tile(a_rows, (self.tile[0], self.tile_k), (0, None)))
-        b_tiles = of_block.partition_B(cute.local_tile(b_rows, self.weight_tile[1:], (0, None)))
+        a_tiles, b_tiles = self._of_block(
+            of_block,
+            cute.local_tile(a_rows, (self.tile[0], self.tile_k), (0, None)),
+            cute.local_tile(b_rows, self.weight_tile[1:], (0, None)),
+        )
         boxes = [] if self.wide_boxes is None else self.wide_boxes.parts(b_operand[3], tile, self.ragged_rows, rank)
         return (
             self._partition(a_operand[0], a_operand[2], a_tiles),
@@ -357,8 +386,7 @@ class GroupedGemmSm100:
         full, _, _ = barriers
         slot_full, slot_empty = slots
         config = self.config
-        a = tiled_mma.make_fragment_A(stages[0])
-        b = tiled_mma.make_fragment_B(stages[1])
+        a, b = self._fragments(tiled_mma, stages)
         at, weights_at = rings.reader(config.stages), rings.reader(config.weight_stages)
         slot = rings.writer(config.slots)
         position = work.reader()
@@ -448,7 +476,7 @@ class GroupedGemmSm100:
             tiled_mma.set(tcgen05.Field.ACCUMULATE, k_tile > 0 or step > 0)
             for i in cutlass.range_constexpr(atoms):
                 to = acc[None, i]
-                cute.gemm(tiled_mma, to, a[None, 0, step, at[0]], b[None, part * atoms + i, first + step, at[1]], to)
+                self._product(tiled_mma, to, a[None, 0, step, at[0]], b[None, part * atoms + i, first + step, at[1]])
         return tiled_mma
 
     @cute.jit

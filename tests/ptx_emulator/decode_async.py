@@ -208,6 +208,7 @@ def _tcgen05(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequen
         d.operands = [self.value(argument, 32) for argument in arguments]
     elif what in _TCGEN05_PLAIN:
         d.op = OP[_TCGEN05_PLAIN[what]]
+        d.variant = int(what == "wait::st")
     elif what == "commit":
         d.op = OP["tc_commit"]
         d.operands = [self.address(arguments[0])]

@@ -59,11 +59,18 @@ class Decoder(Operands):
         ]
 
     def finish(self) -> None:
-        """Marks the instructions that touch registers which a wgmma writes while other instructions go on."""
-        operands = self.parser.kernel.operands
-        for fields in self.parser.kernel.instructions:
-            if fields[0] == OP["wgmma_mma"]:
-                continue
-            own = operands[fields[5] : fields[5] + fields[6]]
-            if any(kind == REGISTER and place in self.accumulators for kind, place, _, _ in own):
+        """Marks the instructions that touch registers which an asynchronous instruction writes while others go on."""
+        kernel = self.parser.kernel
+
+        def registers(fields: list[int], count: int) -> set[int]:
+            operands = kernel.operands[fields[5] : fields[5] + count]
+            return {place for kind, place, _, _ in operands if kind == REGISTER}
+
+        loads = [fields for fields in kernel.instructions if fields[0] == OP["tc_ld"]]
+        loaded = {place for fields in loads for place in registers(fields, fields[11])}
+        for fields in kernel.instructions:
+            own = registers(fields, fields[6])
+            if fields[0] != OP["wgmma_mma"] and own & self.accumulators:
                 fields[13] |= 1 << FLAG["touches_accumulators"]
+            if fields[0] != OP["tc_ld"] and own & loaded:
+                fields[13] |= 1 << FLAG["touches_loads"]

@@ -86,6 +86,7 @@ void Machine::Shuffle(Context& c) {
 
 Step Machine::Execute(Context& c) {
   const Instr& i = c.instr;
+  if (i.has(k_touches_loads) && !c.warp.tmem_pending.empty()) CheckLoads(c);
   if (i.has(k_touches_accumulators) && i.op() != Op::wgmma_mma) CheckAccumulators(c);
   const int lane = __builtin_ctz(c.mask);
   switch (i.op()) {
@@ -388,6 +389,8 @@ Step Machine::Execute(Context& c) {
       TcLoadStore(c);
       return Step::kNext;
     case Op::tc_wait:
+      TcWait(c);
+      return Step::kNext;
     case Op::tc_fence:
       return Step::kNext;
     case Op::clc_try_cancel:

@@ -122,8 +122,9 @@ struct Warp {
     uint64_t serial;  // of the last product that writes them
     uint32_t pc;
   };
-  std::vector<InFlight> in_flight;  // accumulators that products may still write
-  bool early = false;               // one of them was used before its wait
+  std::vector<InFlight> in_flight;     // accumulators that products may still write
+  std::vector<InFlight> tmem_pending;  // accesses to TMEM that have not been waited for
+  bool early = false;                  // one of them was used before its wait
   Site early_site;
   int early_line = 0;
   std::deque<double> product_ends;  // when each group that is committed is complete
@@ -432,6 +433,9 @@ class Machine {
   void TcCommit(Context& c);
   void TcCp(Context& c);
   void TcLoadStore(Context& c);
+  void TcWait(Context& c);
+  void TcFinish(Warp& warp, uint64_t serial);
+  void CheckLoads(Context& c);
   Tmem& TmemOf(const Site& site, Cta& cta, int group);
   std::vector<Cta*> Pair(const Site& site, Cta& cta, bool pair);
   void TouchTmem(const Site& site, Cta& cta, uint32_t lane, uint32_t lanes, uint32_t column, uint32_t columns,

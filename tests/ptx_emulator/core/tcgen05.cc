@@ -152,8 +152,13 @@ void Machine::TcDealloc(Context& c) {
       if (c.mask >> l & 1) Join(known, warp.lanes[l]);
     }
   }
-  // Whoever used the columns must be through.
-  TouchTmem(site, *warp.cta, 0, kLanes, base, columns, actor, true);
+  // Whoever used the columns must be through, in both CTAs of a pair; the other one frees its own.
+  actor.access.pc_flags |= kAtomic;
+  for (Cta* cta : Pair(site, *warp.cta, c.instr.has(k_pair))) {
+    if (cta == warp.cta || (cta->tmem != nullptr && cta->tmem->allocations.count(base) != 0)) {
+      TouchTmem(site, *cta, 0, kLanes, base, columns, actor, true);
+    }
+  }
   std::fill_n(tmem.allocated.begin() + base, columns, false);
   tmem.allocations.erase(found);
   ++progress_;
@@ -423,6 +428,41 @@ void Machine::TcCommit(Context& c) {
                  site, 0});
 }
 
+// All accesses to TMEM up to one are over: every lane of the warp knows.
+void Machine::TcFinish(Warp& warp, uint64_t serial) {
+  warp.tmem_pending.erase(std::remove_if(warp.tmem_pending.begin(), warp.tmem_pending.end(),
+                                         [&](const Warp::InFlight& access) { return access.serial <= serial; }),
+                          warp.tmem_pending.end());
+  if (!options_.races) return;
+  for (Clocks& clocks : warp.lanes) clocks.Know(warp.wgmma_agent, static_cast<uint32_t>(serial));
+}
+
+void Machine::TcWait(Context& c) {
+  uint64_t last = 0;
+  for (const Warp::InFlight& access : c.warp.tmem_pending) {
+    if (program_.instructions[access.pc].op() == (c.instr.variant == 0 ? Op::tc_ld : Op::tc_st)) {
+      last = std::max(last, access.serial);
+    }
+  }
+  if (last != 0) TcFinish(c.warp, last);
+}
+
+// An instruction uses registers that loads from TMEM write.
+void Machine::CheckLoads(Context& c) {
+  uint64_t last = 0;
+  for (const Warp::InFlight& access : c.warp.tmem_pending) {
+    const Instr& load = program_.instructions[access.pc];
+    if (load.op() != Op::tc_ld) continue;
+    const Operand* registers = program_.operands.data() + load.first;
+    for (int j = 0; j < load.count && access.serial > last; ++j) {
+      for (int o = 0; o < c.instr.operands; ++o) {
+        if (c.operands[o].kind == kRegister && c.operands[o].place == registers[j].place) last = access.serial;
+      }
+    }
+  }
+  if (last != 0) TcFinish(c.warp, last);
+}
+
 void Machine::TcLoadStore(Context& c) {
   const Instr& i = c.instr;
   Warp& warp = c.warp;
@@ -477,7 +517,8 @@ void Machine::TcLoadStore(Context& c) {
     place(t, static_cast<uint32_t>(i.count) - 1, at_lane, at_column);
     columns = std::max(columns, at_column + per - column);
   }
-  // The warp acts as one: .sync.aligned. All of its lanes know of the access, and it relies on what all of them know.
+  // The warp acts as one: .sync.aligned. The access relies on what all lanes know. It is over when it has been waited
+  // for; a load also when its registers are used, since the compiler waits for those.
   Actor actor = LaneActor(c, lane);
   actor.access.base = static_cast<uint16_t>(warp.wgmma_agent);
   actor.access.lanes = 1;
@@ -489,10 +530,10 @@ void Machine::TcLoadStore(Context& c) {
       if (c.mask >> l & 1) Meet(known, warp.lanes[l]);
     }
     known.Know(warp.wgmma_agent, actor.access.clock);
-    for (int l = 0; l < 32; ++l) warp.lanes[l].Know(warp.wgmma_agent, actor.access.clock);
     actor.clocks = &known;
   }
   TouchTmem(site, *warp.cta, base, whole ? 32 : 16, column, columns, actor, !loads);
+  warp.tmem_pending.push_back({warp.issued, c.fragment.pc});
   for (uint32_t r = 0; r < static_cast<uint32_t>(i.count); ++r) {
     for (uint32_t t = 0; t < 32; ++t) {
       uint32_t at_lane = 0, at_column = 0;

@@ -264,6 +264,9 @@ void Machine::TmaStore(Context& c) {
   const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 1 + i.count, lane)),
                                    static_cast<uint32_t>(map.BoxBytes()), 128);
   if (place.cta != c.warp.cta) Fail("protocol", site, "a store from the shared memory of another CTA");
+  for (int d = 0; d < i.count; ++d) {
+    if (coords[d] < 0) Fail("out-of-bounds", site, Text("a store to coordinate %d: an H200 stops at those", coords[d]));
+  }
   const AsyncOp op = StartAsync(c, lane);
   auto bulk = std::make_shared<BulkOp>();
   bulk->agent = op.agent;
