@@ -79,7 +79,7 @@ EXCHANGES = [AllToAll(), AllToAll(1.25), Gather(), Ring(), Replicated()]
 COUNTED = [(exchange, ranks) for exchange in EXCHANGES for ranks in (2, 4, 8)]
 
 
-@pytest.mark.parametrize(("exchange", "ranks"), some(COUNTED, 1, 3, 8, 10, 12), ids=str)
+@pytest.mark.parametrize(("exchange", "ranks"), some(COUNTED, 1, 6, 10, 12), ids=str)
 def test_bytes_are_those_of_the_compiled_program(exchange: Any, ranks: int) -> None:
     found = [c for c in program(exchange, (("expert", ranks),)) if c.name in OWN[type(exchange)]]
     steps = ranks - 1 if isinstance(exchange, Ring) else 1
@@ -93,7 +93,7 @@ MESHES = [(("expert", 8),), (("data", 2), ("expert", 4)), (("data", 2), ("expert
 PROGRAMS = [(exchange, axes) for exchange in (AllToAll(), Gather(), Ring(), Replicated()) for axes in MESHES]
 
 
-@pytest.mark.parametrize(("exchange", "axes"), some(PROGRAMS, 2, 3, 7), ids=str)
+@pytest.mark.parametrize(("exchange", "axes"), some(PROGRAMS, 2, 7), ids=str)
 def test_nothing_else_is_gathered(axes: Any, exchange: Any) -> None:
     """Weights are gathered over FSDP axes alone, tokens by no exchange but Gather, and sums stay small."""
     mesh = dict(axes)
