@@ -35,7 +35,10 @@ class Renormalize:
 
     def __call__(self, chosen: jax.Array) -> jax.Array:
         """Returns the weights of the chosen scores, along the last axis."""
-        return chosen / (jnp.sum(chosen, axis=-1, keepdims=True) + self.eps)
+        # Of the size of the sum, so that its square, which the gradient divides by, does not underflow.
+        unit = lax.stop_gradient(jnp.sum(chosen, axis=-1, keepdims=True) + self.eps)
+        scaled = chosen / unit
+        return scaled / (jnp.sum(scaled, axis=-1, keepdims=True) + self.eps / unit)
 
 
 renormalize = Renormalize()

@@ -325,3 +325,31 @@ def test_statistics_and_update_reject_sizes_that_do_not_fit():
         routing_stats(jnp.zeros((4, 6)), jnp.zeros(5, jnp.int32), Router(1))
     with pytest.raises(TypeError, match=r"one shape \(E,\), got \(6,\) and \(5,\)"):
         update_selection_bias(jnp.zeros(6), jnp.zeros(5, jnp.int32), 0.1)
+
+
+def test_scores_that_underflow_have_a_finite_gradient() -> None:
+    """A selection bias may choose experts whose softmax is 0: nothing may then become NaN."""
+    logits = jnp.asarray([[0.0, -200.0, -200.0], [0.0, -30.0, -200.0], [1.0, 2.0, 3.0]])
+
+    def weights(logits: jax.Array) -> jax.Array:
+        return route(logits, Router(2), selection_bias=jnp.asarray([-10.0, 0.0, 0.0])).weights
+
+    value, vjp = jax.vjp(weights, logits)
+    (gradient,) = vjp(jnp.ones_like(value) * jnp.asarray([1.0, 2.0]))
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(value[0], 0.0)
+    np.testing.assert_allclose(value[1:].sum(axis=1), 1.0, rtol=1e-6)
+
+
+def test_renormalised_weights_are_differentiable_twice() -> None:
+    scores = jnp.asarray([0.2, 0.3, 0.1])
+
+    def plain(s: jax.Array) -> jax.Array:
+        return s / (s.sum() + 0.05)
+
+    def ours(s: jax.Array) -> jax.Array:
+        return Renormalize(0.05)(s)
+
+    np.testing.assert_allclose(jax.jacrev(ours)(scores), jax.jacrev(plain)(scores), rtol=1e-5)
+    twice = jax.jacrev(jax.jacrev(ours))(scores), jax.jacrev(jax.jacrev(plain))(scores)
+    np.testing.assert_allclose(*twice, rtol=1e-5)
