@@ -18,7 +18,6 @@ import sys
 import time
 
 import jax
-from tqdm import tqdm
 
 import corpus
 import runs_on
@@ -109,7 +108,7 @@ def main() -> int:
             if first:
                 print(f"resuming     after step {trainer.step} of {settings.training.steps}")
         begin, started = trainer.step, time.perf_counter()
-        done = train(trainer, settings, run, checkpoints, say=tqdm.write if first else lambda line: None)
+        done = train(trainer, settings, run, checkpoints, quiet=not first)
         seconds = time.perf_counter() - started
     if first:
         finish(trainer, run, (trainer.step - begin) / seconds)

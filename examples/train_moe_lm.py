@@ -27,7 +27,6 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -80,9 +79,7 @@ def next_pause(trainer: Trainer, run: Run) -> int:
     return min(*pauses, config.steps)
 
 
-def train(
-    trainer: Trainer, settings: Settings, run: Run, checkpoints: Checkpoints, say: Callable[[str], None] = tqdm.write
-) -> bool:
+def train(trainer: Trainer, settings: Settings, run: Run, checkpoints: Checkpoints, *, quiet: bool = False) -> bool:
     """Trains to the last step, with a progress bar, measurements and checkpoints.
 
     Args:
@@ -90,7 +87,7 @@ def train(
       settings: of the run.
       run: what to do beside.
       checkpoints: where they go.
-      say: prints a line; one that does not may be given, and there is then no progress bar.
+      quiet: print nothing, as of several processes all but one do.
 
     Returns:
       Whether it got there; False after Ctrl-C.
@@ -103,10 +100,13 @@ def train(
         if run.record_counts is not None:
             write_counts(run.record_counts, history.counts, counts_metadata(settings))
 
-    silent = say is not tqdm.write
+    def say(line: str) -> None:
+        if not quiet:
+            tqdm.write(line)
+
     with (
         StopRequest() as stop,
-        tqdm(total=config.steps, initial=begin, unit="step", dynamic_ncols=True, disable=silent) as bar,
+        tqdm(total=config.steps, initial=begin, unit="step", dynamic_ncols=True, disable=quiet) as bar,
     ):
         while trainer.step < config.steps and not stop.made:
             before, start = trainer.step, time.perf_counter()
