@@ -28,7 +28,7 @@ CUTE = WideCute()
 IMPLEMENTATIONS = (CUTE,) if HAS_GPU else ("cpu", "xla", CUTE)
 """Every test of behaviour runs on each of these."""
 
-COSTLY = {} if "JAX_GGEMM_TEST_FULL" in os.environ else {"xla": 6, CUTE: 3}
+COSTLY = {} if "JAX_GGEMM_TEST_FULL" in os.environ else {"xla": 6, CUTE: 6}
 """Implementations that compile for a second or more each time: long lists of cases are thinned out by this factor."""
 
 

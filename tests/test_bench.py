@@ -22,6 +22,8 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
 import compare
 
+pytestmark = pytest.mark.once
+
 SMALL = GroupedShape("small", 24, 40, (7, 0, 30, 3), "a test")
 RATES = Rates(1e12, 1e10, 1e10)
 

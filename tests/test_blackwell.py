@@ -20,6 +20,8 @@ from jax_ggemm.kernel.config_sm100 import FIXED_BYTES, SMEM_BYTES, TMEM_COLUMNS,
 from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_32, WIDE_PAIR
 from jax_ggemm.products import Call, Operands, Product
 
+pytestmark = pytest.mark.once
+
 ARCH = "sm_100a"
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 TOKENS = [TOKENS_16, TOKENS_32]

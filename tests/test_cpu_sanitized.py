@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 _ROOT = Path(__file__).parent.parent
 _X86 = platform.machine() in ("x86_64", "AMD64")
 _FLAGS = {

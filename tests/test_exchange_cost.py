@@ -30,6 +30,8 @@ from jax_ggemm import (
 from jax_ggemm.exchange_cost import LayerSizes, cost, ranks_per_token
 from jax_ggemm.layouts import INTERLEAVED, ExpertLayout
 
+pytestmark = pytest.mark.once
+
 D, M, E, K, T = 32, 24, 8, 3, 16
 LAYOUT = ExpertLayout(INTERLEAVED)
 OWN = {

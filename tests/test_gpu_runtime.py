@@ -13,6 +13,8 @@ import pytest
 
 from jax_ggemm import native
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -18,6 +18,8 @@ from jax_ggemm import compile_objects, objects
 from jax_ggemm.kernel import config
 from jax_ggemm.products import Product
 
+pytestmark = pytest.mark.once
+
 BF16 = np.dtype(jnp.bfloat16)
 CANDIDATES = {candidate for product in Product for candidate in config.candidates(product)}
 SPEC = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.Sm90Config())

@@ -21,6 +21,8 @@ from ep_layer import FULL, some
 from flax import nnx
 from jax.sharding import NamedSharding
 
+pytestmark = pytest.mark.once
+
 cheap_compilation = moe_reference.cheap_compilation
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

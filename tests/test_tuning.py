@@ -18,6 +18,8 @@ from jax_ggemm.kernel import config
 from jax_ggemm.products import Product
 from jax_ggemm.shapes import GroupedShape
 
+pytestmark = pytest.mark.once
+
 F32 = np.dtype(np.float32)
 KIND = "NVIDIA H200 (a test's)"
 PROBLEM = tuned.Problem(Product.FORWARD, F32, F32, 1000, 512, 768, 16)
