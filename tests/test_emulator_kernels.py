@@ -15,14 +15,11 @@ import numpy as np
 import oracle
 import ptx_emulator
 import pytest
+from emulated_layer import assert_layer_equals_plain_jax
 
 import jax_ggemm
-from jax_ggemm.experts import ExpertOptions
 from jax_ggemm.kernel import config
-from jax_ggemm.layouts import ExpertParams
-from jax_ggemm.moe_layer import MoEOptions, MoEParams, moe
 from jax_ggemm.products import Product
-from jax_ggemm.routing import Router
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
@@ -201,28 +198,7 @@ def test_values_and_gradients_under_jit(batch: tuple[int, ...]) -> None:
 
 
 def test_the_layer() -> None:
-    tokens, width, hidden, experts = 24, 32, 64, 4
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), dtype)
-
-    x = normal(tokens, width)
-    params = MoEParams(
-        normal(width, experts, dtype=jnp.float32),
-        ExpertParams(normal(experts, width, 2 * hidden), normal(experts, hidden, width)),
-    )
-
-    def loss(implementation: Any, params: MoEParams, x: jax.Array) -> jax.Array:
-        options = MoEOptions(Router(2), ExpertOptions(implementation=implementation))
-        y, _ = moe(x, params, options)
-        return jnp.square(y.astype(jnp.float32)).sum()
-
-    emulated = jax.jit(jax.value_and_grad(functools.partial(loss, EMULATED), (0, 1)))(params, x)
-    reference = jax.jit(jax.value_and_grad(functools.partial(loss, "xla"), (0, 1)))(params, x)
-    for got, want in zip(jax.tree.leaves(emulated), jax.tree.leaves(reference), strict=True):
-        scale = np.abs(np.asarray(want, np.float32)).max()
-        assert np.abs(np.asarray(got, np.float32) - np.asarray(want, np.float32)).max() <= 0.03 * scale
+    assert_layer_equals_plain_jax(EMULATED)
 
 
 def test_a_plan_that_differs_from_the_launch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
