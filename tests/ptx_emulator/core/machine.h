@@ -388,6 +388,7 @@ class Machine {
   };
   void Signal(Mbarrier& barrier, const AsyncOp& op);
   AsyncOp StartAsync(Context& c, int lane);
+  AsyncOp StartTensor(Context& c, int lane);
   Actor AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t flags = 0) const;
   void TmaLoad(Context& c);
   void TmaStore(Context& c);

@@ -169,6 +169,21 @@ void Machine::EnqueueTensor(Cluster& cluster, Cta& cta, Task task) {
   cluster.queues[cta.rank].push_back(std::move(task));
 }
 
+// The next operation of the tensor core of this lane's CTA; it knows what the lane knows.
+Machine::AsyncOp Machine::StartTensor(Context& c, int lane) {
+  Cta& cta = *c.warp.cta;
+  AsyncOp op;
+  op.cluster = cta.cluster->number;
+  op.agent = cta.tensor_agent;
+  op.clock = ++cta.tensor_clock;
+  if (options_.races) {
+    op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
+    op.clocks->Know(op.agent, op.clock);
+    Tick(c.warp);
+  }
+  return op;
+}
+
 void Machine::TcCp(Context& c) {
   const Site site = c.site(*this);
   if (c.mask & (c.mask - 1)) Fail("protocol", site, "several lanes issue tcgen05.cp");
@@ -179,15 +194,7 @@ void Machine::TcCp(Context& c) {
   const std::vector<Cta*> targets = Pair(site, cta, pair);
   const uint32_t address = static_cast<uint32_t>(Address(c, 0, lane));
   const uint64_t descriptor = Value(c, 1, lane);
-  AsyncOp op;
-  op.cluster = cta.cluster->number;
-  op.agent = cta.tensor_agent;
-  op.clock = ++cta.tensor_clock;
-  if (options_.races) {
-    op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
-    op.clocks->Know(op.agent, op.clock);
-    Tick(c.warp);
-  }
+  const AsyncOp op = StartTensor(c, lane);
   const uint32_t pc = c.fragment.pc;
   EnqueueTensor(*cta.cluster, cta,
                 {[=, this] {
@@ -298,15 +305,7 @@ void Machine::TcMma(Context& c) {
     Fail("unsupported", site, "block scales with this shape or layout");
   }
   if ((kind == MmaKind::i8) != (result == 2) || result > 2) Fail("protocol", site, "no such format of the result");
-  AsyncOp op;
-  op.cluster = cta.cluster->number;
-  op.agent = cta.tensor_agent;
-  op.clock = ++cta.tensor_clock;
-  if (options_.races) {
-    op.clocks = std::make_shared<Clocks>(c.warp.lanes[lane]);
-    op.clocks->Know(op.agent, op.clock);
-    Tick(c.warp);
-  }
+  const AsyncOp op = StartTensor(c, lane);
   double ready = 0;
   if (options_.timeline) {
     const double products = double{1} * own_m * n * (32 / BytesOf(a_format)) * BytesOf(a_format) / 2;
