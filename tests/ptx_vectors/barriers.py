@@ -50,7 +50,7 @@ def _script(name: str, steps: Sequence[tuple[str, int]]) -> Program:
         )
         for parity in (0, 1):
             body += [
-                f"	mbarrier.try_wait.parity.shared.b64 	%p1, [%base+8], {parity}, 100;",
+                f"	mbarrier.test_wait.parity.shared.b64 	%p1, [%base+8], {parity};",
                 "	selp.b32 	%r1, 1, 0, %p1;",
                 f"	st.global.b32 	[%a0+{8 * i + 4 * parity}], %r1;",
             ]
