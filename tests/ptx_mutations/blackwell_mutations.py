@@ -6,7 +6,9 @@ from ptx_mutations.blackwell_text import BlackwellText
 from ptx_mutations.mutation import WRONG, Mutations
 
 ONE, PAIR, CONTRACTED = "sm_100a forward 128x256", "sm_100a forward 256x256", "sm_100a drhs 128x256"
-MUTATIONS: Mutations[BlackwellText] = Mutations(beds=(ONE, PAIR, CONTRACTED))
+FEW_TOKENS, MORE_TOKENS = "sm_100a forward 16x128", "sm_100a dlhs 32x128"
+SWAPPED = (FEW_TOKENS, MORE_TOKENS)
+MUTATIONS: Mutations[BlackwellText] = Mutations(beds=(ONE, PAIR, CONTRACTED, *SWAPPED))
 _add = MUTATIONS.add
 _LOAD = r"cp\.async\.bulk\.tensor"
 _MMA = r"tcgen05\.mma"
@@ -33,7 +35,8 @@ def stage_returned_twice(t: BlackwellText) -> None:
     t.insert(line, t.lines[line].strip())
 
 
-@_add("race", "barrier", "deadlock")
+# Not where nobody waits for a stage of tokens: FEW_TOKENS has more of them than of weights.
+@_add("race", "barrier", "deadlock", beds=(ONE, PAIR, CONTRACTED, MORE_TOKENS))
 def stage_returned_before_its_last_product(t: BlackwellText) -> None:
     """A stage is returned before the last of its products is issued."""
     commit, product = _commit(t, "stage_empty"), t.find(_MMA, t.products, 3)
@@ -127,7 +130,8 @@ def bytes_counted_by_each_block(t: BlackwellText) -> None:
 def tensor_memory_halved(t: BlackwellText) -> None:
     """Half of the columns are allocated."""
     columns = t.last_operand(t.find(r"tcgen05\.alloc"))
-    t.substitute(t.find(rf"mov\.b32\s+{columns}, 512;", t.prologue), r"512;", "256;")
+    line = t.find(rf"mov\.b32\s+{columns}, {t.config.tmem_columns};", t.prologue)
+    t.substitute(line, r"\d+;", f"{t.config.tmem_columns // 2};")
 
 
 @_add("protocol")
@@ -140,7 +144,9 @@ def tensor_memory_kept(t: BlackwellText) -> None:
 def slots_that_overlap(t: BlackwellText) -> None:
     """Slots of products lie half as far apart as those that the epilogue reads."""
     wait = t.wait("slot_empty", t.products)
-    t.substitute(t.find(r"shl\.b32\s+%\w+, %\w+, 8;", range(wait, len(t.lines))), r"8;", "7;")
+    shift = t.config.slot_columns.bit_length() - 1
+    line = t.find(rf"shl\.b32\s+%\w+, %\w+, {shift};", range(wait, len(t.lines)))
+    t.substitute(line, r"\d+;", f"{shift - 1};")
 
 
 @_add(WRONG, "uninitialised", "out-of-bounds", "protocol")
@@ -149,6 +155,22 @@ def accumulators_of_other_columns(t: BlackwellText) -> None:
     line = t.find(r"tcgen05\.ld", t.epilogue)
     address = t.lines[line].split("[")[1].split("]")[0]
     t.shift(line, address.split("+")[0], 8)
+
+
+@_add("race", "protocol")
+def accumulators_on_their_way(t: BlackwellText) -> None:
+    """A slot is given back while accumulators are on their way to the registers: no tcgen05.wait::ld."""
+    t.drop(t.find(r"tcgen05\.wait::ld", t.epilogue))
+
+
+@_add("protocol", "race", "deadlock")
+def tensor_memory_freed_while_read(t: BlackwellText) -> None:
+    """Nobody waits for the others at the end, before tensor memory is freed."""
+    if t.config.blocks == 2:
+        t.drop(t.find(r"barrier\.cluster\.wait", nth=-1))
+        t.drop(t.find(r"barrier\.cluster\.arrive", nth=-1))
+    else:
+        t.drop(t.find(r"bar\.sync\s+0;", nth=-1))
 
 
 # Addresses, descriptors, masks
@@ -228,7 +250,7 @@ def half_words_swapped(t: BlackwellText) -> None:
     t.substitute(line, r"(%\w+), (%\w+);", r"\2, \1;")
 
 
-@_add(WRONG, "race", beds=(ONE, PAIR))
+@_add(WRONG, "race", "out-of-bounds", beds=(ONE, PAIR, *SWAPPED))
 def tile_of_too_many_rows(t: BlackwellText) -> None:
     """A tile that ends with its group may write as many rows as a whole one."""
     line = t.find(rf"min\.s32\s+%\w+, %\w+, {t.config.tile_m};", t.scheduler)
