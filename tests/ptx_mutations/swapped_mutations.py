@@ -1,4 +1,4 @@
-"""Faults in the Blackwell kernels with swapped operands: stages of weights, tiles of a few tokens, transposed results."""
+"""Faults in the Blackwell kernels with swapped operands: stages of weights, tiles of few tokens, transposed results."""
 
 from __future__ import annotations
 
