@@ -24,7 +24,7 @@ def beds() -> list[GroupedBed]:
     # An odd number of tiles of the contraction, and columns and a contraction whose ends no wide box reaches past.
     tokens = Problem(Product.FORWARD, m=90, k=264, n=264, sizes=(35, 0, 16, 1, 30))
     more_tokens = Problem(Product.DLHS, m=150, k=264, n=264, sizes=(70, 0, 32, 1, 40))
-    halves = Problem(Product.FORWARD, m=560, k=328, n=1040, sizes=(300, 0, 250))
+    halves = Problem(Product.FORWARD, m=420, k=264, n=520, sizes=(300, 0, 100))
     modules = (pipeline_mutations, blackwell_mutations, weights_mutations, halves_mutations, swapped_mutations)
     mutations = [module.MUTATIONS for module in modules]
     return [
