@@ -82,11 +82,12 @@ def cost(exchange: Exchange, sizes: LayerSizes) -> Cost:
             chunk = exchange.chunk_rows(tokens, k, ranks)
             at_once = exchange.round_rows(tokens, k, ranks)
             fullest = min(chunk, sizes.skew * tokens * ranks_per_token(k, ranks) / ranks)
-            rows = others * at_once * max(1, math.ceil(fullest / at_once))
+            rounds = max(1, math.ceil(fullest / at_once))
+            rows = others * rounds * at_once
             return Cost(
                 forward=rows * (2 * x + routing) + others * _FLOAT32,
                 backward=rows * (2 * x + routing),
-                messages=7 * others,
+                messages=(6 * rounds + 1) * others,
                 token_rows=ranks * chunk,
                 expert_rows=exchange.expert_rows(tokens, k, ranks, sizes.experts_per_rank),
             )
