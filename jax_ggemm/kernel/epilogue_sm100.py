@@ -1,4 +1,4 @@
-"""The epilogue on Blackwell: from rows in registers to global memory, with no buffer in between.
+"""The epilogue on Blackwell: from tensor memory through registers to global memory, with no buffer in between.
 
 A thread holds neighbouring columns of one row. It writes them 32 bytes at a time: whole sectors of L2, with half of
 the stores that 16 bytes would take.
@@ -8,8 +8,19 @@ from __future__ import annotations
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import tcgen05
 
+from jax_ggemm.kernel import rings
+from jax_ggemm.kernel.config import KernelSpec
+from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.kernel.epilogue import Result
+from jax_ggemm.kernel.schedule import WorkRing
+
+WARPS = 4
+"""Warps 0 to 3: a warp may read those lanes of tensor memory that its number modulo 4 gives it."""
+
+_CHUNK = 64
+"""Columns of a row that a thread holds at a time."""
 
 _WIDE_BYTES = 32
 _NARROW_BYTES = 16
@@ -71,3 +82,68 @@ def _store(values: cute.Tensor, result: Result, start: Int64, column: Int32, num
             to = cute.make_ptr(dtype, address + i * size, cute.AddressSpace.gmem, assumed_align=num_bytes)
             layout = cute.make_layout(per_store)
             cute.copy(copy, cute.make_tensor(values.iterator + i, layout), cute.make_tensor(to, layout))
+
+
+class Epilogue:
+    """Writes the tiles of one block."""
+
+    def __init__(self, spec: KernelSpec):
+        assert isinstance(spec.config, Sm100Config)
+        self.config = spec.config
+        self.has_bias = spec.has_bias
+        self.ragged_rows = spec.product.rows_are_ragged
+        self.rows = spec.config.tile_m // spec.config.blocks
+
+    @cute.jit
+    def run(self, acc: cute.Tensor, slots: tuple, first_row: Int32, result: Result, work: WorkRing):
+        """Writes the tiles of the result; run by the warps of the epilogue."""
+        slot_full, slot_empty = slots
+        config = self.config
+        thread = cute.arch.thread_idx()[0]
+        # Of 64 rows a warp has 16, and half of its lanes take every other chunk.
+        per_load = _CHUNK * 128 // self.rows
+        op = tcgen05.Ld32x32bOp if self.rows == 128 else tcgen05.Ld16x32bx2Op
+        atom = cute.make_copy_atom(op(tcgen05.Repetition(_CHUNK)), Float32)
+        columns = cute.group_modes(acc[(None, None), 0, None, None], 1, 3)
+        chunks = cute.flat_divide(columns, (self.rows, per_load))[None, None, 0, None, None]
+        copy = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0])
+        of_thread = copy.get_slice(thread)
+        from_tmem = of_thread.partition_S(chunks)
+        coords = of_thread.partition_D(cute.make_identity_tensor((self.rows, per_load)))
+        row, offset = coords[0]
+        row += first_row
+        first_of_warp = cute.arch.make_warp_uniform(thread // 32) * (self.rows // WARPS) + first_row
+        wide = config.wide_stores and takes_wide_stores(result)
+        pieces = config.slot_columns // per_load
+        slot = rings.reader(config.slots)
+        position = work.reader()
+        tile = work.get(position)
+        while tile.k_tiles >= 0:
+            position.advance()
+            base = tile.out_row
+            if cutlass.const_expr(not self.ragged_rows):
+                base = tile.out_row * result.matrix_rows + tile.a_column
+            has_rows = first_of_warp < tile.rows
+            for part in cutlass.range_constexpr(config.slots_per_tile):
+                if tile.k_tiles > 0:
+                    slot_full.wait(slot)
+                for i in cutlass.range(pieces if has_rows else 0, unroll=1):
+                    values = cute.make_rmem_tensor(_CHUNK, Float32)
+                    values.fill(0.0)
+                    column = tile.column + part * config.slot_columns + i * per_load + offset
+                    if tile.k_tiles > 0:
+                        loaded = cute.make_tensor(values.iterator, cute.make_layout(coords.shape))
+                        cute.copy(copy, from_tmem[None, None, None, i, slot.index], loaded)
+                        if i == pieces - 1:
+                            # Nothing is left to read: the next product may start while this one is written.
+                            cute.arch.fence_view_async_tmem_load()
+                            slot_empty.arrive_at_first(slot)
+                        if cutlass.const_expr(self.has_bias):
+                            add_bias(values, result, tile.depth, column)
+                    if row < tile.rows:
+                        store_row(values, result, Int64(base) + Int64(row), column, wide)
+                if tile.k_tiles > 0:
+                    if not has_rows:
+                        slot_empty.arrive_at_first(slot)
+                    slot.advance()
+            tile = work.get(position)

@@ -29,8 +29,7 @@ from cutlass import Boolean, Float32, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
-from jax_ggemm.kernel import epilogue_sm100 as epilogue
-from jax_ggemm.kernel import operands, rings
+from jax_ggemm.kernel import epilogue_sm100, operands, rings
 from jax_ggemm.kernel.config import KernelSpec
 from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Eviction, Sm100Config
 from jax_ggemm.kernel.epilogue import Result
@@ -39,18 +38,11 @@ from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, Wo
 from jax_ggemm.kernel.wide_boxes import WideBoxes
 from jax_ggemm.products import Product
 
-_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
-
-_EPILOGUE_WARPS = 4
-"""Warps 0 to 3: a warp may read those lanes of tensor memory that its number modulo 4 gives it."""
 _MULTIPLY_WARP = 4
 _LOAD_WARP = 5
 _SCHEDULE_WARP = 6
 _WARPS = 7
 _READERS = 6
-
-_CHUNK = 64
-"""Columns of a row that a thread of the epilogue holds at a time."""
 
 
 class GroupedGemmSm100:
@@ -60,8 +52,8 @@ class GroupedGemmSm100:
         assert isinstance(spec.config, Sm100Config)
         self.spec = spec
         self.config = spec.config
-        self.dtype = _DTYPES[spec.in_dtype.name]
-        self.out_dtype = _DTYPES[spec.out_dtype.name]
+        self.dtype = operands.DTYPES[spec.in_dtype.name]
+        self.out_dtype = operands.DTYPES[spec.out_dtype.name]
         self.tile_k = K_TILE_BYTES // spec.in_dtype.itemsize
         self.tile = (spec.config.tile_m, spec.config.tile_n, self.tile_k)
         self.weight_tile = (*self.tile[:2], self.tile_k * spec.config.weight_k_tiles)
@@ -69,6 +61,7 @@ class GroupedGemmSm100:
         self.rows = spec.config.tile_m // self.blocks
         self.group = tcgen05.CtaGroup.TWO if self.blocks == 2 else tcgen05.CtaGroup.ONE
         self.scheduler = Scheduler(spec.config, spec.product, tile_k=self.tile_k, blocks=self.blocks)
+        self.epilogue = self._epilogue()
         self.ragged_rows = spec.product.rows_are_ragged
         # Row-major operands are contiguous along the contraction, column-major ones across it.
         self.a_major = OperandMajorMode.K if self.ragged_rows else OperandMajorMode.MN
@@ -77,22 +70,7 @@ class GroupedGemmSm100:
 
     def example_arguments(self) -> tuple[Any, ...]:
         """Arguments to compile with: only their types matter."""
-        pointers = [
-            (self.dtype, 16),
-            (self.dtype, 16),
-            (Int32, 4),
-            (Int32, 4),
-            (Float32, 16),
-            (self.out_dtype, 16),
-        ]
-        return (
-            cuda.CUstream(0),
-            *(
-                cute.runtime.make_ptr(dtype, 256, cute.AddressSpace.gmem, assumed_align=align)
-                for dtype, align in pointers
-            ),
-            *(Int32(8),) * Extents.COUNT,
-        )
+        return operands.example_arguments(self.spec, bias_align=16)
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *arguments: Any):
@@ -146,6 +124,10 @@ class GroupedGemmSm100:
             min_blocks_per_mp=1,
             stream=stream,
         )
+
+    def _epilogue(self) -> epilogue_sm100.Epilogue:
+        """What writes the tiles."""
+        return epilogue_sm100.Epilogue(self.spec)
 
     def _tiled_mma(self) -> cute.TiledMma:
         """The product of a tile: lhs is its A, the weights are its B."""
@@ -223,7 +205,7 @@ class GroupedGemmSm100:
             empty.create(1)
             weights.create(1)
             slot_full.create(1)
-            slot_empty.create(_EPILOGUE_WARPS * self.blocks)
+            slot_empty.create(epilogue_sm100.WARPS * self.blocks)
         cute.arch.mbarrier_init_fence()
         if warp == _MULTIPLY_WARP:
             cute.arch.alloc_tmem(config.tmem_columns, storage.tmem.ptr, is_two_cta=self.blocks == 2)
@@ -250,8 +232,8 @@ class GroupedGemmSm100:
                 )
             else:
                 self._follow(work)
-        if warp < _EPILOGUE_WARPS:
-            self._write(acc, (slot_full, slot_empty), rank * self.rows, result, work)
+        if warp < epilogue_sm100.WARPS:
+            self.epilogue.run(acc, (slot_full, slot_empty), rank * self.rows, result, work)
         # Nobody leaves, or frees tensor memory, while a block of its cluster may still use it.
         self._meet()
         if warp == _MULTIPLY_WARP:
@@ -478,57 +460,3 @@ class GroupedGemmSm100:
                 to = acc[None, i]
                 self._product(tiled_mma, to, a[None, 0, step, at[0]], b[None, part * atoms + i, first + step, at[1]])
         return tiled_mma
-
-    @cute.jit
-    def _write(self, acc: cute.Tensor, slots: tuple, first_row: Int32, result: Result, work: WorkRing):
-        """Writes the tiles of the result; run by the warps of the epilogue."""
-        slot_full, slot_empty = slots
-        config = self.config
-        thread = cute.arch.thread_idx()[0]
-        # Of 64 rows a warp has 16, and half of its lanes take every other chunk.
-        per_load = _CHUNK * 128 // self.rows
-        op = tcgen05.Ld32x32bOp if self.rows == 128 else tcgen05.Ld16x32bx2Op
-        atom = cute.make_copy_atom(op(tcgen05.Repetition(_CHUNK)), Float32)
-        columns = cute.group_modes(acc[(None, None), 0, None, None], 1, 3)
-        chunks = cute.flat_divide(columns, (self.rows, per_load))[None, None, 0, None, None]
-        copy = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0])
-        of_thread = copy.get_slice(thread)
-        from_tmem = of_thread.partition_S(chunks)
-        coords = of_thread.partition_D(cute.make_identity_tensor((self.rows, per_load)))
-        row, offset = coords[0]
-        row += first_row
-        first_of_warp = cute.arch.make_warp_uniform(thread // 32) * (self.rows // _EPILOGUE_WARPS) + first_row
-        wide = config.wide_stores and epilogue.takes_wide_stores(result)
-        pieces = config.slot_columns // per_load
-        slot = rings.reader(config.slots)
-        position = work.reader()
-        tile = work.get(position)
-        while tile.k_tiles >= 0:
-            position.advance()
-            base = tile.out_row
-            if cutlass.const_expr(not self.ragged_rows):
-                base = tile.out_row * result.matrix_rows + tile.a_column
-            has_rows = first_of_warp < tile.rows
-            for part in cutlass.range_constexpr(config.slots_per_tile):
-                if tile.k_tiles > 0:
-                    slot_full.wait(slot)
-                for i in cutlass.range(pieces if has_rows else 0, unroll=1):
-                    values = cute.make_rmem_tensor(_CHUNK, Float32)
-                    values.fill(0.0)
-                    column = tile.column + part * config.slot_columns + i * per_load + offset
-                    if tile.k_tiles > 0:
-                        loaded = cute.make_tensor(values.iterator, cute.make_layout(coords.shape))
-                        cute.copy(copy, from_tmem[None, None, None, i, slot.index], loaded)
-                        if i == pieces - 1:
-                            # Nothing is left to read: the next product may start while this one is written.
-                            cute.arch.fence_view_async_tmem_load()
-                            slot_empty.arrive_at_first(slot)
-                        if cutlass.const_expr(self.spec.has_bias):
-                            epilogue.add_bias(values, result, tile.depth, column)
-                    if row < tile.rows:
-                        epilogue.store_row(values, result, Int64(base) + Int64(row), column, wide)
-                if tile.k_tiles > 0:
-                    if not has_rows:
-                        slot_empty.arrive_at_first(slot)
-                    slot.advance()
-            tile = work.get(position)

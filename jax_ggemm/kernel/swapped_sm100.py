@@ -20,6 +20,7 @@ from cutlass.cute.nvgpu import tcgen05
 from jax_ggemm.kernel import rings
 from jax_ggemm.kernel.config import ceil_div
 from jax_ggemm.kernel.epilogue import Result
+from jax_ggemm.kernel.epilogue_sm100 import Epilogue
 from jax_ggemm.kernel.schedule import WorkRing
 from jax_ggemm.kernel.sm100 import GroupedGemmSm100
 
@@ -29,6 +30,9 @@ _ROWS_AT_ONCE = 32
 
 class SwappedGemmSm100(GroupedGemmSm100):
     """The kernel of one `KernelSpec` whose configuration is `swapped`."""
+
+    def _epilogue(self) -> Epilogue:
+        return SwappedEpilogue(self.spec)
 
     def _tiled_mma(self) -> cute.TiledMma:
         return blackwell.make_trivial_tiled_mma(
@@ -76,8 +80,12 @@ class SwappedGemmSm100(GroupedGemmSm100):
         shape = tiled_mma.partition_shape_C((self.config.tile_n, self.config.tile_m))
         return tiled_mma.make_fragment_C(cute.append(shape, self.config.slots)).layout
 
+
+class SwappedEpilogue(Epilogue):
+    """Writes the tiles of one block, whose accumulators are the result transposed."""
+
     @cute.jit
-    def _write(self, acc: cute.Tensor, slots: tuple, first_row: Int32, result: Result, work: WorkRing):
+    def run(self, acc: cute.Tensor, slots: tuple, first_row: Int32, result: Result, work: WorkRing):
         """Writes the tiles of the result; run by the warps of the epilogue."""
         slot_full, slot_empty = slots
         tile_m, tile_n = self.config.tile_m, self.config.tile_n
@@ -99,7 +107,7 @@ class SwappedGemmSm100(GroupedGemmSm100):
             if tile.k_tiles > 0:
                 slot_full.wait(slot)
             bias = Float32(0)
-            if cutlass.const_expr(self.spec.has_bias):  # noqa: SIM102 -- known when the kernel is compiled
+            if cutlass.const_expr(self.has_bias):  # noqa: SIM102 -- known when the kernel is compiled
                 if tile.k_tiles > 0 and column < result.columns:
                     at = Int64(tile.depth) * Int64(result.columns) + Int64(column)
                     bias = cute.make_tensor(result.bias + at, cute.make_layout(1))[0]
