@@ -19,7 +19,7 @@ LEAST_TMEM_COLUMNS = 32
 """Of an allocation."""
 
 FIXED_BYTES = 1024
-"""Room for the barriers and the ring of work tiles, before the first operand tile."""
+"""Room for the barriers, the ring of work tiles, and the answer of who asks for them, before the first operand tile."""
 
 K_TILE_BYTES = 128
 """Of a row in a tile of the contraction: one row of the widest swizzle."""
@@ -65,6 +65,8 @@ class Sm100Config:
     swapped: bool = False
     """The weights are the product's A, and tokens its B: few of them, as they come. Not where rows are contracted."""
     weight_eviction: Eviction = Eviction.NORMAL
+    dynamic: bool = False
+    """Multiprocessors take the next tile when they have room for it (`dynamic_sm100`), and are not dealt theirs."""
     swizzle: int = 8
     """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
 

@@ -32,6 +32,7 @@ from cutlass.memory import SmemAllocator
 from jax_ggemm.kernel import epilogue_sm100, operands, rings
 from jax_ggemm.kernel.config import KernelSpec
 from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Eviction, Sm100Config
+from jax_ggemm.kernel.dynamic_sm100 import ANSWER_BYTES, BARRIERS, DynamicScheduler, Requests
 from jax_ggemm.kernel.epilogue import Result
 from jax_ggemm.kernel.rings import Barriers
 from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
@@ -60,7 +61,8 @@ class GroupedGemmSm100:
         self.blocks = spec.config.blocks
         self.rows = spec.config.tile_m // self.blocks
         self.group = tcgen05.CtaGroup.TWO if self.blocks == 2 else tcgen05.CtaGroup.ONE
-        self.scheduler = Scheduler(spec.config, spec.product, tile_k=self.tile_k, blocks=self.blocks)
+        deals = DynamicScheduler if spec.config.dynamic else Scheduler
+        self.scheduler: Any = deals(spec.config, spec.product, tile_k=self.tile_k, blocks=self.blocks)
         self.epilogue = self._epilogue()
         self.ragged_rows = spec.product.rows_are_ragged
         # Row-major operands are contiguous along the contraction, column-major ones across it.
@@ -106,6 +108,8 @@ class GroupedGemmSm100:
             ring_barriers: cute.struct.MemRange[cutlass.Int64, 2 * RING_DEPTH]
             ring: cute.struct.Align[cute.struct.MemRange[Int32, FIELDS * RING_DEPTH], 16]
             tmem: Int32
+            request_barriers: cute.struct.MemRange[cutlass.Int64, BARRIERS if config.dynamic else 0]
+            answer: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, ANSWER_BYTES if config.dynamic else 0], 16]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
 
@@ -118,12 +122,18 @@ class GroupedGemmSm100:
             Result(out, columns, bias, k),
             extents,
         ).launch(
-            grid=(cutlass.max(extents.multiprocessors // self.blocks, 1) * self.blocks, 1, 1),
+            grid=(self._grid(extents), 1, 1),
             block=(32 * _WARPS, 1, 1),
             cluster=(self.blocks, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
+
+    def _grid(self, e: Extents) -> Any:
+        """Blocks to launch."""
+        if self.config.dynamic:
+            return self.scheduler.grid(e)
+        return cutlass.max(e.multiprocessors // self.blocks, 1) * self.blocks
 
     def _epilogue(self) -> epilogue_sm100.Epilogue:
         """What writes the tiles."""
@@ -195,17 +205,9 @@ class GroupedGemmSm100:
             reader_warps=_READERS,
         )
         config = self.config
-        full = Barriers(storage.stage_barriers.data_ptr(), config.stages, self.blocks)
-        empty = Barriers(storage.stage_barriers.data_ptr() + config.stages, config.stages, self.blocks)
-        weights = Barriers(storage.weight_barriers.data_ptr(), config.weight_stages, self.blocks)
-        slot_full = Barriers(storage.slot_barriers.data_ptr(), config.slots, self.blocks)
-        slot_empty = Barriers(storage.slot_barriers.data_ptr() + config.slots, config.slots, self.blocks)
+        barriers, slots, requests = self._barriers(storage)
         if warp == _LOAD_WARP:
-            full.create(1)
-            empty.create(1)
-            weights.create(1)
-            slot_full.create(1)
-            slot_empty.create(epilogue_sm100.WARPS * self.blocks)
+            self._initialise(barriers, slots, requests)
         cute.arch.mbarrier_init_fence()
         if warp == _MULTIPLY_WARP:
             cute.arch.alloc_tmem(config.tmem_columns, storage.tmem.ptr, is_two_cta=self.blocks == 2)
@@ -215,29 +217,61 @@ class GroupedGemmSm100:
         acc = cute.make_tensor(tmem, self._accumulators(tiled_mma))
 
         if warp == _SCHEDULE_WARP:
-            self.scheduler.run(groups[0], groups[1], extents, work)
+            self._schedule(groups, extents, work, requests)
         if warp == _LOAD_WARP:
             self._load(
                 tiled_mma.get_slice(rank),
                 (a_tma, a_tensor, a_stages),
                 (b_tma, b_tensor, b_stages, wide),
-                (full, empty, weights),
+                barriers,
                 (rank, extents.n),
                 work,
             )
         if warp == _MULTIPLY_WARP:
             if rank == 0:
-                self._multiply(
-                    tiled_mma, (a_stages, b_stages), acc, (full, empty, weights), (slot_full, slot_empty), work
-                )
+                self._multiply(tiled_mma, (a_stages, b_stages), acc, barriers, slots, work)
             else:
                 self._follow(work)
         if warp < epilogue_sm100.WARPS:
-            self.epilogue.run(acc, (slot_full, slot_empty), rank * self.rows, result, work)
+            self.epilogue.run(acc, slots, rank * self.rows, result, work)
         # Nobody leaves, or frees tensor memory, while a block of its cluster may still use it.
         self._meet()
         if warp == _MULTIPLY_WARP:
             cute.arch.dealloc_tmem(tmem, config.tmem_columns, is_two_cta=self.blocks == 2)
+
+    def _barriers(self, storage: Any) -> tuple[tuple[Barriers, ...], tuple[Barriers, ...], Requests | None]:
+        """(full, empty, weights empty) of the stages, (full, empty) of the slots, and who asks for tiles."""
+        config = self.config
+        stages, slots = storage.stage_barriers.data_ptr(), storage.slot_barriers.data_ptr()
+        return (
+            (
+                Barriers(stages, config.stages, self.blocks),
+                Barriers(stages + config.stages, config.stages, self.blocks),
+                Barriers(storage.weight_barriers.data_ptr(), config.weight_stages, self.blocks),
+            ),
+            (Barriers(slots, config.slots, self.blocks), Barriers(slots + config.slots, config.slots, self.blocks)),
+            Requests.create(storage.answer.data_ptr(), storage.request_barriers.data_ptr(), self.blocks)
+            if config.dynamic
+            else None,
+        )
+
+    @cute.jit
+    def _initialise(self, barriers: tuple, slots: tuple, requests: Any):
+        """Sets the barriers up; run by one warp."""
+        for ring in barriers:
+            ring.create(1)
+        slots[0].create(1)
+        slots[1].create(epilogue_sm100.WARPS * self.blocks)
+        if cutlass.const_expr(requests is not None):
+            requests.initialise()
+
+    @cute.jit
+    def _schedule(self, groups: tuple, extents: Extents, work: WorkRing, requests: Any):
+        """Finds the tiles of this block; run by one warp."""
+        if cutlass.const_expr(requests is not None):
+            self.scheduler.take(groups, extents, work, requests)
+        else:
+            self.scheduler.run(groups[0], groups[1], extents, work)
 
     @cute.jit
     def _meet(self):
