@@ -53,6 +53,17 @@ def test_the_first_posts_kernel_has_a_seventh_stage() -> None:
     assert dataclasses.replace(SMALL, stages=6, weight_stages=6).shared_memory_bytes + staging <= SMEM_BYTES
 
 
+def test_results_that_are_staged_cost_a_stage() -> None:
+    for candidate in (SMALL, PAIR):
+        with pytest.raises(ValueError, match="stages"):
+            dataclasses.replace(candidate, staged=True)
+        fewer = dataclasses.replace(candidate, stages=6, weight_stages=6)
+        staged = dataclasses.replace(fewer, staged=True)
+        assert staged.shared_memory_for(BF16) == fewer.shared_memory_bytes + 4 * 2 * 32 * 128
+        assert staged.shared_memory_for(F32) == fewer.shared_memory_bytes
+    assert dataclasses.replace(WIDE_PAIR, staged=True).stages == WIDE_PAIR.stages
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -66,6 +77,7 @@ def test_the_first_posts_kernel_has_a_seventh_stage() -> None:
         {"splits_accumulator": True},
         {"swapped": True, "tile_m": 256, "tile_n": 256},
         {"tile_m": 16},
+        {"tile_m": 64, "tile_n": 128, "staged": True},
     ],
     ids=str,
 )
@@ -145,6 +157,7 @@ def spec_of(product: Product, candidate: Sm100Config, dtype: np.dtype = BF16) ->
 PLAIN = dataclasses.replace(FEW_ROWS, wide_boxes=False)
 NARROW_STORES = dataclasses.replace(SMALL, wide_stores=False)
 WHOLE = dataclasses.replace(WIDE_PAIR, splits_accumulator=False)
+STAGED = dataclasses.replace(SMALL, stages=6, weight_stages=6, staged=True)
 DYNAMIC = [dataclasses.replace(candidate, dynamic=True) for candidate in (FEW_ROWS, PAIR)]
 EVERY = [spec_of(product, candidate) for product in Product for candidate in pick_sm100.candidates(product)]
 
@@ -152,7 +165,7 @@ EVERY = [spec_of(product, candidate) for product in Product for candidate in pic
 @pytest.fixture(scope="module", autouse=True)
 def compiled_at_once() -> None:
     others = [(Product.DLHS, PLAIN), (Product.FORWARD, NARROW_STORES), (Product.FORWARD, WHOLE)]
-    others += [(Product.FORWARD, DYNAMIC[0]), (Product.DRHS, DYNAMIC[1])]
+    others += [(Product.DRHS, STAGED), (Product.FORWARD, DYNAMIC[0]), (Product.DRHS, DYNAMIC[1])]
     kernels.compile_all([*EVERY, *(spec_of(*other) for other in others)], ARCH)
 
 
@@ -204,7 +217,7 @@ def boxes(product: Product, candidate: Sm100Config) -> list[tuple[int, ...]]:
     return result
 
 
-OTHERS = [spec_of(Product.FORWARD, DYNAMIC[0]), spec_of(Product.DRHS, DYNAMIC[1])]
+OTHERS = [spec_of(Product.DRHS, STAGED), spec_of(Product.FORWARD, DYNAMIC[0]), spec_of(Product.DRHS, DYNAMIC[1])]
 
 
 @pytest.mark.parametrize("spec", [*EVERY, *OTHERS], ids=lambda spec: f"{spec.product.value}-{name(spec.config)}")
@@ -218,7 +231,9 @@ def test_a_kernel_is_one_launch_without_spills(spec: config.KernelSpec) -> None:
     assert asked.cluster == (blocks, 1, 1)
     assert asked.shared_bytes == spec.shared_memory_bytes <= asked.allowed_shared_bytes
     assert asked.shared_bytes - FIXED_BYTES == (
-        spec.config.stages * spec.config.stage_bytes + spec.config.weight_stages * spec.config.weight_stage_bytes
+        spec.config.stages * spec.config.stage_bytes
+        + spec.config.weight_stages * spec.config.weight_stage_bytes
+        + spec.config.staging_bytes
     )
     found = compile_objects.resources(compiled.data)
     assert not found.get("spill_instructions")
@@ -293,6 +308,15 @@ def test_swapped_operands_have_the_weights_as_rows_of_the_product(product: Produ
     descriptor = (8 << 24) + (candidate.tile_m // 8 << 17)
     constants = {int(number) for number in re.findall(r"selp\.b32\s+%r\d+, \d+, (\d+), %p\d+;", text)}
     assert {number & 0x1FFE0000 for number in constants if number >> 24} == {descriptor}
+
+
+def test_results_leave_through_shared_memory_where_they_are_staged_only() -> None:
+    store = "cp.async.bulk.tensor.3d.global.shared::cta"
+    for spec in EVERY:
+        assert "global.shared" not in kernels.compiled(spec, ARCH).ptx
+    staged = ptx(Product.DRHS, STAGED)
+    assert staged.count(store) == 1
+    assert (64, 32, 1) in boxes(Product.DRHS, STAGED)
 
 
 def test_tiles_are_asked_for_where_scheduling_is_dynamic_only() -> None:

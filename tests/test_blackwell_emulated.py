@@ -78,6 +78,9 @@ SWITCHES = [
     dataclasses.replace(WIDE_PAIR, stages=2, weight_stages=2),
     Sm100Config(64, 128, 9, weight_stages=9, swapped=True),
     Sm100Config(128, 128, 2, weight_stages=2, swapped=True, wide_boxes=False),
+    Sm100Config(128, 128, 6, weight_stages=6, staged=True),
+    dataclasses.replace(WIDE_PAIR, staged=True),
+    Sm100Config(256, 256, 6, weight_stages=6, staged=True),
 ]
 """Each of the changes off, and rings as small as they can be."""
 

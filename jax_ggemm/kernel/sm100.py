@@ -25,17 +25,19 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Boolean, Float32, Int32, Int64, cute, pipeline
+from cutlass import Boolean, Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
 from jax_ggemm.kernel import epilogue_sm100, operands, rings
 from jax_ggemm.kernel.config import KernelSpec
-from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Eviction, Sm100Config
+from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Sm100Config
 from jax_ggemm.kernel.dynamic_sm100 import ANSWER_BYTES, BARRIERS, DynamicScheduler, Requests
 from jax_ggemm.kernel.epilogue import Result
+from jax_ggemm.kernel.loads_sm100 import Loads
 from jax_ggemm.kernel.rings import Barriers
-from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
+from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing
+from jax_ggemm.kernel.staged_sm100 import Staging
 from jax_ggemm.kernel.wide_boxes import WideBoxes
 from jax_ggemm.products import Product
 
@@ -69,6 +71,7 @@ class GroupedGemmSm100:
         self.a_major = OperandMajorMode.K if self.ragged_rows else OperandMajorMode.MN
         self.b_major = OperandMajorMode.K if spec.product is Product.DLHS else OperandMajorMode.MN
         self.wide_boxes: Any = WideBoxes.of(spec.config, spec.product is Product.DLHS, self.tile_k)
+        self.loads = self._loads()
 
     def example_arguments(self) -> tuple[Any, ...]:
         """Arguments to compile with: only their types matter."""
@@ -98,6 +101,11 @@ class GroupedGemmSm100:
         if cutlass.const_expr(self.wide_boxes is not None):
             wide = self.wide_boxes.tensor_map(b_view, b_smem.inner, load, kind)
         columns = k if cutlass.const_expr(self.spec.product is Product.DLHS) else n
+        result = Result(out, columns, bias, k)
+        staging: Any = None
+        if cutlass.const_expr(self.epilogue.staged):
+            rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
+            staging = Staging.plan(result, rows, matrices, epilogue_sm100.WARPS)
         config = self.config
 
         @cute.struct
@@ -112,6 +120,9 @@ class GroupedGemmSm100:
             answer: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, ANSWER_BYTES if config.dynamic else 0], 16]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
+            staging: cute.struct.Align[
+                cute.struct.MemRange[cutlass.Uint8, config.staging_bytes if self.epilogue.staged else 0], 1024
+            ]
 
         self.storage = Storage
         self._kernel(
@@ -119,7 +130,7 @@ class GroupedGemmSm100:
             (b_tma, b_tensor, b_smem, wide),
             tiled_mma,
             (sizes, offsets),
-            Result(out, columns, bias, k),
+            (result, staging),
             extents,
         ).launch(
             grid=(self._grid(extents), 1, 1),
@@ -134,6 +145,10 @@ class GroupedGemmSm100:
         if self.config.dynamic:
             return self.scheduler.grid(e)
         return cutlass.max(e.multiprocessors // self.blocks, 1) * self.blocks
+
+    def _loads(self) -> Loads:
+        """What loads the tiles."""
+        return Loads(self.spec, self.tile_k, self.wide_boxes)
 
     def _epilogue(self) -> epilogue_sm100.Epilogue:
         """What writes the tiles."""
@@ -162,10 +177,6 @@ class GroupedGemmSm100:
             make_b(load, views[1], layouts[1], self.weight_tile, tiled_mma, internal_type=kind),
         )
 
-    def _of_block(self, of_block: Any, a_tiles: cute.Tensor, b_tiles: cute.Tensor) -> tuple:
-        """What a block loads of tiles of lhs and of the weights."""
-        return of_block.partition_A(a_tiles), of_block.partition_B(b_tiles)
-
     def _fragments(self, tiled_mma: cute.TiledMma, stages: tuple) -> tuple:
         """The stages of lhs and of the weights as the products take them."""
         return tiled_mma.make_fragment_A(stages[0]), tiled_mma.make_fragment_B(stages[1])
@@ -181,7 +192,7 @@ class GroupedGemmSm100:
         b_operand: tuple,
         tiled_mma: cute.TiledMma,
         groups: tuple,
-        result: Result,
+        outputs: tuple,
         extents: Extents,
     ):
         a_tma, a_tensor, a_smem = a_operand
@@ -189,16 +200,17 @@ class GroupedGemmSm100:
         rank = cute.arch.block_idx()[0] % self.blocks
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == _LOAD_WARP:
-            cpasync.prefetch_descriptor(a_tma)
-            cpasync.prefetch_descriptor(b_tma)
-            if cutlass.const_expr(self.wide_boxes is not None):
-                cpasync.prefetch_descriptor(wide[0])
+            self.loads.prefetch(a_tma, b_tma, wide)
 
         storage = SmemAllocator().allocate(self.storage)
         a_stages = storage.a.get_tensor(a_smem.outer, swizzle=a_smem.inner)
         b_stages = storage.b.get_tensor(b_smem.outer, swizzle=b_smem.inner)
         if cutlass.const_expr(self.wide_boxes is not None):
             wide = (*wide, storage.b.get_tensor(self.wide_boxes.smem(), swizzle=b_smem.inner))
+        if cutlass.const_expr(self.epilogue.staged):
+            c_tma, c_tensor, c_smem = outputs[1]
+            buffers = cute.recast_ptr(storage.staging.data_ptr(), c_smem.inner, dtype=self.out_dtype)
+            outputs = (outputs[0], Staging(c_tma, c_tensor, cute.make_tensor(buffers, c_smem.outer)))
         work = WorkRing.create(
             storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH))),
             storage.ring_barriers.data_ptr(),
@@ -219,7 +231,7 @@ class GroupedGemmSm100:
         if warp == _SCHEDULE_WARP:
             self._schedule(groups, extents, work, requests)
         if warp == _LOAD_WARP:
-            self._load(
+            self.loads.run(
                 tiled_mma.get_slice(rank),
                 (a_tma, a_tensor, a_stages),
                 (b_tma, b_tensor, b_stages, wide),
@@ -233,7 +245,7 @@ class GroupedGemmSm100:
             else:
                 self._follow(work)
         if warp < epilogue_sm100.WARPS:
-            self.epilogue.run(acc, slots, rank * self.rows, result, work)
+            self.epilogue.run(acc, slots, rank * self.rows, outputs, work)
         # Nobody leaves, or frees tensor memory, while a block of its cluster may still use it.
         self._meet()
         if warp == _MULTIPLY_WARP:
@@ -286,104 +298,6 @@ class GroupedGemmSm100:
         """(atom, 1, atoms of a slot, slots) of tensor memory."""
         shape = tiled_mma.partition_shape_C((self.config.tile_m, self.config.slot_columns))
         return tiled_mma.make_fragment_C(cute.append(shape, self.config.slots)).layout
-
-    @cute.jit
-    def _load(self, of_block: Any, a_operand: tuple, b_operand: tuple, barriers: tuple, place: tuple, work: WorkRing):
-        """Fills the stages with the tiles of both operands; run by one warp of each block."""
-        full, empty, weights = barriers
-        config = self.config
-        per_stage = config.weight_k_tiles
-        at, weights_at = rings.writer(config.stages), rings.writer(config.weight_stages)
-        position = work.reader()
-        tile = work.get(position)
-        while tile.k_tiles >= 0:
-            position.advance()
-            a_tiles, b_tiles, boxes = self._tiles(of_block, a_operand, b_operand, tile, place[0])
-            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
-                empty.wait(at)
-                opens = k_tile % per_stage == 0
-                num_bytes = Int32(config.stage_bytes * self.blocks)
-                if opens:
-                    if cutlass.const_expr(per_stage > 1):
-                        weights.wait(weights_at)
-                    num_bytes += config.weight_stage_bytes * self.blocks
-                if place[0] == 0:
-                    full.expect(at, num_bytes)
-                cute.copy(
-                    a_operand[0],
-                    a_tiles[1][None, k_tile],
-                    a_tiles[0][None, at.index],
-                    tma_bar_ptr=full.at(at),
-                    cache_policy=Int64(Eviction.NORMAL.value),
-                )
-                if opens:
-                    to = (weights_at.index, full.at(at))
-                    self._load_weights(b_operand, (b_tiles, boxes), (tile, place, k_tile // per_stage), to)
-                    weights_at.advance()
-                at.advance()
-            tile = work.get(position)
-        # What the last products signal has come.
-        for _ in cutlass.range_constexpr(config.stages):
-            empty.wait(at)
-            at.advance()
-        if cutlass.const_expr(per_stage > 1):
-            for _ in cutlass.range_constexpr(config.weight_stages):
-                weights.wait(weights_at)
-                weights_at.advance()
-
-    def _tiles(self, of_block: Any, a_operand: tuple, b_operand: tuple, tile: WorkTile, rank: Int32) -> tuple:
-        """What a block loads of a tile: of each operand (shared memory by stage, global memory by tile of the
-        contraction), and the same of the wide boxes.
-        """
-        a_tensor, b_tensor = a_operand[1], b_operand[1]
-        if self.ragged_rows:
-            a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
-            b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
-        else:
-            a_rows = cute.domain_offset((tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth))
-            b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
-        a_tiles, b_tiles = self._of_block(
-            of_block,
-            cute.local_tile(a_rows, (self.tile[0], self.tile_k), (0, None)),
-            cute.local_tile(b_rows, self.weight_tile[1:], (0, None)),
-        )
-        boxes = [] if self.wide_boxes is None else self.wide_boxes.parts(b_operand[3], tile, self.ragged_rows, rank)
-        return (
-            self._partition(a_operand[0], a_operand[2], a_tiles),
-            self._partition(b_operand[0], b_operand[2], b_tiles),
-            boxes,
-        )
-
-    @cute.jit
-    def _load_weights(self, operand: tuple, tiles: tuple, what: tuple, to: tuple):
-        """Fills a stage of weights, with wide boxes where they end within the rows of the weights."""
-        plain, boxes = tiles
-        tile, (rank, contiguous), stage = what
-        index, barrier = to
-        policy = Int64(self.config.weight_eviction.value)
-        fits = Boolean(False)
-        if cutlass.const_expr(self.wide_boxes is not None):
-            fits = self.wide_boxes.fits(tile, rank, stage, contiguous)
-        if fits:
-            for box_to, box_from in boxes:
-                cute.copy(
-                    operand[3][0],
-                    box_from[None, stage],
-                    box_to[None, index],
-                    tma_bar_ptr=barrier,
-                    cache_policy=policy,
-                )
-        else:
-            cute.copy(
-                operand[0], plain[1][None, stage], plain[0][None, index], tma_bar_ptr=barrier, cache_policy=policy
-            )
-
-    @staticmethod
-    def _partition(tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> Any:
-        """(shared memory by stage, global memory by tile of the contraction), as the TMA unit takes them."""
-        return cpasync.tma_partition(
-            tma, 0, cute.make_layout(1), cute.group_modes(smem, 0, 3), cute.group_modes(tiles, 0, 3)
-        )
 
     @cute.jit
     def _follow(self, work: WorkRing):

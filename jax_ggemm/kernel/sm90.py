@@ -23,7 +23,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_ggemm.kernel import epilogue, operands
-from jax_ggemm.kernel.config import TILE_K, KernelSpec, Sm90Config
+from jax_ggemm.kernel.config import STAGING_BUFFERS, STAGING_COLUMNS, TILE_K, KernelSpec, Sm90Config
 from jax_ggemm.kernel.exchange import BARRIERS, Exchange, exchange_bytes
 from jax_ggemm.kernel.schedule import FIELDS, RECEIVES, RING_DEPTH, SENDS, Extents, Scheduler, WorkRing, WorkTile
 from jax_ggemm.products import Product
@@ -106,7 +106,8 @@ class GroupedGemmSm90:
         staging = None
         if cutlass.const_expr(self.staged):
             rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
-            staging = epilogue.staging(result, rows, matrices, self.tile[0])
+            box = (self.tile[0], STAGING_COLUMNS)
+            staging = epilogue.staging(result, rows, matrices, box, STAGING_BUFFERS)
 
         c_bytes = self._c_bytes(staging)
 
