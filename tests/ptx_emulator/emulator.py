@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -248,9 +249,10 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
 
 def _fault(kernel: parser.Kernel, fault: dict[str, Any]) -> Fault:
     statement = kernel.statements[min(fault["pc"], len(kernel.statements) - 1)]
+    names = kernel.register_names
     return Fault(
         fault["kind"],
-        fault["message"],
+        re.sub(r"\{register (\d+)\}", lambda place: names.get(int(place.group(1)), "a register"), fault["message"]),
         kernel.name,
         statement.text,
         statement.line,

@@ -62,6 +62,10 @@ class Kernel:
     """(offset in the constants, bits, offset in the parameters): addresses of parameters, known at a launch."""
     specials: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     """(special register, place in the register file, bits)."""
+    tracked: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Operands that are registers which something may read before it is written: 1 read, 2 written (registers.py)."""
+    register_names: dict[int, str] = dataclasses.field(default_factory=dict)
+    """By place, for reports."""
 
     @property
     def param_bytes(self) -> int:
@@ -73,8 +77,12 @@ class Kernel:
         return np.array(self.instructions, np.int32)
 
     def operand_array(self) -> np.ndarray:
-        """(operands, 4) int64."""
-        return np.array(self.operands, np.int64).reshape(-1, 4)
+        """(operands, 5) int64."""
+        operands = np.zeros((len(self.operands), 5), np.int64)
+        operands[:, :4] = np.array(self.operands, np.int64).reshape(-1, 4)
+        for at, how in self.tracked.items():
+            operands[at, 4] = how
+        return operands
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -150,7 +158,7 @@ class _Parser:
         self.params = {param.name: param for param in self.kernel.params}
         self.shared: dict[str, int] = {}
         self.registers: dict[str, tuple[int, int]] = {}
-        self.special_registers: dict[str, tuple[int, int]] = {}
+        self.special_registers: dict[tuple[str, int], tuple[int, int]] = {}
         self.known_constants: dict[tuple[int, int], int] = {}
         self.declared: list[dict[str, int]] = [{}]
         self.parents: list[int] = [-1]
@@ -247,6 +255,7 @@ class _Parser:
                 key = f"{scope}:{name}"
                 if key not in self.registers:
                     self.registers[key] = (self.place(bits), bits)
+                    self.kernel.register_names[self.registers[key][0]] = name
                 return self.registers[key]
             scope = self.parents[scope]
         return None
@@ -260,14 +269,14 @@ class _Parser:
 
     def special(self, name: str, bits: int) -> tuple[int, int] | None:
         """(place, bits) of a special register, or None where the name is not one."""
-        if name not in self.special_registers:
+        wide = 64 if bits == 64 else 32
+        if (name, wide) not in self.special_registers:
             number = NAMES["SPECIAL"].get(name.lstrip("%").replace(".", "_"))
             if number is None:
                 return None
-            wide = 64 if bits == 64 else 32
-            self.special_registers[name] = (self.place(wide), wide)
-            self.kernel.specials.append((number, self.special_registers[name][0], wide))
-        return self.special_registers[name]
+            self.special_registers[name, wide] = (self.place(wide), wide)
+            self.kernel.specials.append((number, self.special_registers[name, wide][0], wide))
+        return self.special_registers[name, wide]
 
     def constant(self, value: int, bits: int) -> int:
         """Place of a constant, the same in every lane."""

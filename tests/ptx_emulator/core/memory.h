@@ -21,6 +21,11 @@ class GlobalMemory {
  public:
   void Add(Buffer buffer) { buffers_.push_back(std::move(buffer)); }
 
+  template <typename F>
+  void ForEach(const F& f) {
+    for (Buffer& buffer : buffers_) f(buffer);
+  }
+
   // The buffer that holds all of [address, address + bytes), or nullptr.
   Buffer* Find(uint64_t address, uint64_t bytes) {
     if (last_ != nullptr && Holds(*last_, address, bytes)) return last_;

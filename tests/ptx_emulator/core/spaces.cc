@@ -32,10 +32,17 @@ Machine::SharedPlace Machine::Shared(const Site& site, Cluster& cluster, uint32_
   if (offset % align != 0) {
     Fail("misaligned", site, Text("shared address %#x is not a multiple of %u", address, align));
   }
-  return {cluster.ctas[rank].get(), offset};
+  Cta& cta = *cluster.ctas[rank];
+  if (cta.ended) {
+    Fail("protocol", site,
+         Text("CTA (%u, %u, %u) has ended: its shared memory, byte %u here, is gone", cta.id.x, cta.id.y, cta.id.z,
+              offset - kReservedShared));
+  }
+  return {&cta, offset};
 }
 
 void Machine::ReadShared(const Site& site, Cta& cta, uint32_t offset, uint32_t bytes, const Actor& actor, void* to) {
+  Use(site, cta, actor);
   const uint8_t* written = cta.shared_written.data() + offset;
   if (std::memchr(written, 0, bytes) != nullptr) {
     const uint32_t first = static_cast<uint32_t>(std::find(written, written + bytes, 0) - written);
@@ -57,6 +64,7 @@ void Machine::ReadShared(const Site& site, Cta& cta, uint32_t offset, uint32_t b
 
 void Machine::WriteShared(const Site& site, Cta& cta, uint32_t offset, uint32_t bytes, const Actor& actor,
                           const void* from) {
+  Use(site, cta, actor);
   const uint32_t first_word = offset / 8, last_word = (offset + bytes - 1) / 8;
   if (std::memchr(cta.barrier_words.data() + first_word, 1, last_word - first_word + 1) != nullptr) {
     Fail("protocol", site,
