@@ -203,3 +203,68 @@ def test_a_named_barrier_where_some_have_arrived() -> None:
     assert kinds_of("bar.arrive 1, 64;") == [{"protocol"}] * 8
     body = "setp.lt.u32 %p1, %r1, 32; @%p1 bra A; bar.arrive 1, 64; bra E; A: bar.sync 1, 64; E:"
     assert not any(kinds_of(body, threads=64))
+
+
+# ---- the order that memory makes ----
+
+
+def _passed(store: str, load: str, place: str = "%r2", space: str = "shared") -> str:
+    """Warp 0 writes, and says so by a flag, which warp 1 polls."""
+    init = f"mov.u32 %r6, 0; st.{space}.u32 [{place}], %r6;"
+    return f"""
+  {only(init)} bar.sync 0;
+  setp.lt.u32 %p2, %r1, 32; @!%p2 bra READER;
+  st.shared.u32 [%r4+128], %r1; bar.warp.sync -1;
+  setp.ne.u32 %p3, %r1, 0; @%p3 bra END;
+  mov.u32 %r6, 1; {store.format(at=f"[{place}]", space=space)} bra END;
+READER:
+  {load.format(at=f"[{place}]", space=space)} setp.ne.u32 %p4, %r7, 1; @%p4 bra READER;
+  {"fence.acq_rel.cta;" if "fence" in load else ""}
+  ld.shared.u32 %r5, [%r4];
+END:
+"""
+
+
+_STORES = {
+    "release": "st.release.cta.{space}.u32 {at}, %r6;",
+    "atom.release": "atom.release.cta.{space}.exch.b32 %r8, {at}, %r6;",
+    "atom.acq_rel": "atom.acq_rel.cta.{space}.add.u32 %r8, {at}, %r6;",
+    "fence": "fence.acq_rel.cta; st.relaxed.cta.{space}.u32 {at}, %r6;",
+    "membar": "membar.cta; st.volatile.{space}.u32 {at}, %r6;",
+    "fence red": "fence.sc.cta; red.relaxed.cta.{space}.add.u32 {at}, %r6;",
+}
+_LOADS = {
+    "acquire": "ld.acquire.cta.{space}.u32 %r7, {at};",
+    "atom.acquire": "atom.acquire.cta.{space}.add.u32 %r7, {at}, 0;",
+    "fence": "ld.relaxed.cta.{space}.u32 %r7, {at}; // fence\n",
+}
+
+
+@pytest.mark.parametrize("load", _LOADS)
+@pytest.mark.parametrize("store", _STORES)
+def test_releases_and_acquires_order(store: str, load: str) -> None:
+    loads = _LOADS[load].replace("// fence\n", "fence.acq_rel.cta;")
+    assert not any(kinds_of(_passed(_STORES[store], loads), threads=64))
+    assert not any(kinds_of(_passed(_STORES[store], loads, "%rd2", "global"), threads=64))
+
+
+@pytest.mark.parametrize(
+    ("store", "load"),
+    [
+        ("st.relaxed.cta.{space}.u32 {at}, %r6;", _LOADS["acquire"]),
+        (_STORES["release"], "ld.relaxed.cta.{space}.u32 %r7, {at};"),
+        ("st.relaxed.cta.{space}.u32 {at}, %r6; fence.acq_rel.cta;", _LOADS["acquire"]),
+        ("atom.relaxed.cta.{space}.exch.b32 %r8, {at}, %r6;", _LOADS["acquire"]),
+        ("st.{space}.u32 {at}, %r6;", _LOADS["acquire"]),
+        ("st.release.cta.{space}.u32 {at}, %r6; st.relaxed.cta.{space}.u32 {at}, %r6;", _LOADS["acquire"]),
+    ],
+)
+def test_what_orders_nothing(store: str, load: str) -> None:
+    for kinds in kinds_of(_passed(store, load), threads=64):
+        # Of the last: the reader may come between the two stores.
+        assert kinds == {"race"} or (store.count("st.") == 2 and kinds <= {"race"})
+
+
+def test_a_read_and_write_passes_a_release_on() -> None:
+    store = _STORES["release"] + "mov.u32 %r8, 0; red.relaxed.cta.{space}.add.u32 {at}, %r8;"
+    assert not any(kinds_of(_passed(store, _LOADS["acquire"]), threads=64))

@@ -141,8 +141,7 @@ def _bulk_tensor(self: Operands, d: Decoded, parts: Sequence[str], arguments: Se
             d.operands.append(self.value(arguments[3], 16))
         if "cta_group::2" in parts:
             d.flag("pair")
-    if hint:
-        self.value(arguments[-1], 64)
+    self.cache_policy(d, parts, arguments)
 
 
 def _cp(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
@@ -167,11 +166,13 @@ def _cp(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[st
         d.op = OP["bulk_load"]
         d.operands = [self.address(arguments[0]), self.address(arguments[1])]
         d.operands += [self.value(arguments[2], 32), self.address(arguments[3])]
+        self.cache_policy(d, parts, arguments)
     else:
         only(parts[3:], "global!", "shared::cta!", "bulk_group!", "L2::cache_hint")
         take(arguments, 4 if "L2::cache_hint" in parts else 3)
         d.op = OP["bulk_store"]
         d.operands = [self.address(arguments[0]), self.address(arguments[1]), self.value(arguments[2], 32)]
+        self.cache_policy(d, parts, arguments)
 
 
 def _prefetch(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:

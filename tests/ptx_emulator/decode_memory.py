@@ -89,6 +89,7 @@ def _load_store(self: Operands, d: Decoded, parts: Sequence[str], arguments: Seq
         d.operands = [self.address(arguments[0]), *self.values(arguments[1], d.bits, wider=True)]
     if len(d.operands) != d.count + 1 or d.bits * d.count > 256:
         raise KeyError("vector")
+    self.cache_policy(d, parts, arguments)
 
 
 _ATOMIC_TYPES = {

@@ -211,6 +211,11 @@ class Operands:
         first, _, second = text.partition("|")
         return [self.value(first.strip(), bits), self.value(second.strip() or "_", 1)]
 
+    def cache_policy(self, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+        """The last operand of an instruction with a cache hint. It does nothing here, but must hold a value."""
+        if "L2::cache_hint" in parts:
+            d.operands.append(self.value(arguments[-1], 64))
+
     def simple(self, d: Decoded, parts: Sequence[str], arguments: Sequence[str], name: str) -> None:
         """An operation on registers of one type."""
         d.op = OP[name]

@@ -29,6 +29,8 @@ class Param:
     name: str
     offset: int
     size: int
+    kind: str
+    """Of its type: b, u, s or f."""
 
 
 @dataclasses.dataclass
@@ -53,6 +55,8 @@ class Kernel:
     static_shared: int
     min_ctas: int = 1
     """Of a multiprocessor (.minnctapersm)."""
+    maxntid: tuple[int, ...] = ()
+    reqnctapercluster: tuple[int, ...] = ()
     statements: list[Statement] = dataclasses.field(default_factory=list)
     instructions: list[list[int]] = dataclasses.field(default_factory=list)
     operands: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
@@ -135,7 +139,8 @@ def _params(declarations: str) -> list[Param]:
         align = int(align_match.group(1)) if align_match else bits // 8
         offset = -(-offset // align) * align
         name = re.search(r"([\w$]+)\s*(?:\[\s*\d+\s*\])?\s*$", words).group(1)  # type: ignore[union-attr]
-        params.append(Param(name, offset, size))
+        kind = _TYPE_BITS.search(words).group(0)[1]  # type: ignore[union-attr]
+        params.append(Param(name, offset, size, kind))
         offset += size
     return params
 
@@ -144,15 +149,20 @@ class _Parser:
     """Decodes one entry."""
 
     def __init__(self, text: str, match: re.Match[str], target: str):
-        min_ctas = re.search(r"\.minnctapersm\s+(\d+)", match.group(3))
-        reqntid = re.search(r"\.reqntid\s+([\d\s,]+)", match.group(3))
+
+        def directive(name: str) -> tuple[int, ...]:
+            found = re.search(rf"\.{name}\s+([\d\s,]+)", match.group(3))
+            return tuple(int(x) for x in found.group(1).split(",") if x.strip()) if found else ()
+
         self.kernel = Kernel(
             match.group(1),
             target,
             _params(match.group(2) or ""),
-            tuple(int(x) for x in reqntid.group(1).split(",") if x.strip()) if reqntid else (),
+            directive("reqntid"),
             0,
-            int(min_ctas.group(1)) if min_ctas else 1,
+            *(directive("minnctapersm") or (1,)),
+            directive("maxntid"),
+            directive("reqnctapercluster"),
         )
         self.text, self.start = text, match.end()
         self.params = {param.name: param for param in self.kernel.params}

@@ -107,7 +107,14 @@ Step Machine::Execute(Context& c) {
     case Op::setp: {
       const Compare how = static_cast<Compare>(i.variant);
       uint32_t r = 0;
-      if (i.bits == 32 && i.kind == 'f') {
+      if (i.bits == 32 && i.has(k_ftz)) {
+        float a[32], b[32];
+        for (int l = 0; l < 32; ++l) {
+          a[l] = Flush(Source<float>(c, 2)[l]);
+          b[l] = Flush(Source<float>(c, 3)[l]);
+        }
+        r = CompareLanes(how, a, b);
+      } else if (i.bits == 32 && i.kind == 'f') {
         r = CompareLanes(how, Source<float>(c, 2), Source<float>(c, 3));
       } else if (i.bits == 16 && i.kind == 'f') {
         float a[32], b[32];
@@ -168,8 +175,10 @@ Step Machine::Execute(Context& c) {
       return Step::kNext;
     }
     case Op::cvt:
-    case Op::cvt_pack:
       Convert(c);
+      return Step::kNext;
+    case Op::cvt_pack:
+      ConvertPairs(c);
       return Step::kNext;
     case Op::cvta_shared:
       for (int l = 0; l < 32; ++l) {

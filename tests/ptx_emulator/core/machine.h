@@ -317,7 +317,12 @@ class Machine {
   Step Execute(Context& c);
   Step SetRegisters(Context& c);
   void Alu(Context& c);
+  void FloatWithModifiers(Context& c);
+
+  // ---- convert.cc ----
   void Convert(Context& c);
+  void ConvertPairs(Context& c);
+  uint64_t ConvertNumber(const Instr& i, uint64_t raw);
   void TrackRegisters(Context& c);
 
   // ---- warp_sync.cc ----
@@ -371,12 +376,18 @@ class Machine {
   void ReadGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor, void* to);
   void WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor,
                    const void* from);
+  void MarkCoherence(const Site& site, Buffer& buffer, uint64_t offset, uint64_t bytes, uint8_t how);
   bool StoresAlike(const Context& c) const;
   void LoadStore(Context& c);
-  void AtomicOp(Context& c);
   void Matrix(Context& c);
   Actor LaneActor(const Context& c, int lane, uint32_t flags = 0) const;
   Space Resolve(const Context& c, uint64_t& address) const;
+
+  // ---- atomics.cc ----
+  void AtomicOp(Context& c);
+  void Publish(Context& c, uint32_t lanes, uint64_t address, bool keeps);
+  void Observe(Context& c, int lane, uint64_t address);
+  uint64_t PlaceOf(const Context& c, uint64_t address) const;
 
   // ---- sync.cc: barriers, fences, clocks ----
   void Release(Warp& warp, uint32_t lanes, Clocks& to);

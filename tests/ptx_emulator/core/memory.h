@@ -15,7 +15,10 @@ struct Buffer {
   bool writable = false;
   uint8_t* written = nullptr;  // a byte per byte; nullptr where all hold values
   std::unique_ptr<Shadow> shadow;
+  std::vector<uint8_t> coherence;  // a byte per byte, where the program has ld.global.nc: kStored, kNonCoherent
 };
+
+constexpr uint8_t kStored = 1, kNonCoherent = 2;
 
 class GlobalMemory {
  public:

@@ -20,9 +20,12 @@ Machine::Machine(const Program& program, const Options& options, GlobalMemory& m
         fences.empty() ? -1 : numbers.try_emplace(fences, static_cast<int>(numbers.size())).first->second;
   }
   fences_ = static_cast<int>(numbers.size());
+  const bool non_coherent = std::any_of(program.instructions.begin(), program.instructions.end(),
+                                        [](const Instr& instr) { return instr.has(k_nc); });
   const int of_global = fence_of_[kGlobalSpace];
   memory.ForEach([&](Buffer& buffer) {
     if (buffer.shadow != nullptr) buffer.shadow->SetFences(of_global, of_global);
+    if (buffer.writable && non_coherent) buffer.coherence.assign(buffer.end - buffer.start, 0);
   });
   const Dim3 clusters{options.grid.x / options.cluster.x, options.grid.y / options.cluster.y,
                       options.grid.z / options.cluster.z};
