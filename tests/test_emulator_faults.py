@@ -2,74 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
-from ptx_emulator import Checks, EmulationError, Fault, Launch, Memory, emulate
-from ptx_emulator.memory import empty
+from emulated_programs import HEAD, Ran, only, run, wait
+from ptx_emulator import Checks, EmulationError, Launch, Memory, emulate
 
 pytestmark = pytest.mark.emulator
-
-_HEAD = """
-.version 8.6
-.target {target}
-.address_size 64
-.extern .shared .align 1024 .b8 smem[];
-.visible .entry k(.param .u64 x, .param .u64 y)
-{{
-  .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<64>; .reg .b64 %rd<16>;
-  ld.param.u64 %rd1, [x];
-  ld.param.u64 %rd2, [y];
-  mov.u32 %r1, %tid.x;
-  mov.u32 %r2, smem;
-  shl.b32 %r3, %r1, 2;
-  add.s32 %r4, %r2, %r3;
-  cvt.u64.u32 %rd3, %r3;
-  add.s64 %rd4, %rd1, %rd3;
-  add.s64 %rd5, %rd2, %rd3;
-{body}
-  ret;
-}}
-"""
-
-
-@dataclasses.dataclass
-class Ran:
-    """What a small program did."""
-
-    faults: tuple[Fault, ...]
-    y: np.ndarray
-    warnings: tuple[Fault, ...] = ()
-
-    @property
-    def kinds(self) -> set[str]:
-        return {fault.kind for fault in self.faults}
-
-
-def run(
-    body: str, *, threads: int = 32, shared: int = 4096, seed: int = 0, target: str = "sm_90a", **memory: bool
-) -> Ran:
-    """Runs a body between the common head and `ret`; x and y have 64 words."""
-    x, y = empty((64,), np.dtype(np.uint32)), empty((64,), np.dtype(np.uint32))
-    x[:] = np.arange(64)
-    space = Memory()
-    space.add("x", x, writable=memory.get("x_writable", False))
-    space.add("y", y, writable=True, initialised=False)
-    launch = Launch(block=(threads, 1, 1), shared_bytes=shared, params=[x.ctypes.data, y.ctypes.data])
-    text = _HEAD.format(target=target, body=body)
-    checks = Checks(max_instructions=200_000)
-    report = emulate(text, launch, space, seed=seed, checks=checks, raises=False)
-    return Ran(report.faults, y, report.warnings)
-
-
-def wait(barrier: str, parity: int, label: str) -> str:
-    return f"{label}: mbarrier.try_wait.parity.shared.b64 %p7, [{barrier}], {parity}, 10000000; @!%p7 bra {label};"
-
-
-def only(body: str, lane: int = 0) -> str:
-    """A body for one thread."""
-    return f"setp.eq.u32 %p1, %r1, {lane}; @!%p1 bra SKIP{lane}_{id(body)};\n{body}\nSKIP{lane}_{id(body)}:"
 
 
 def test_a_right_program_has_no_fault() -> None:
@@ -82,7 +20,7 @@ def test_faults_raise() -> None:
     x = np.zeros(4, np.uint32)
     memory = Memory()
     memory.add("x", x)
-    text = _HEAD.format(target="sm_90a", body="st.global.u32 [%rd4], %r1;")
+    text = HEAD.format(target="sm_90a", body="st.global.u32 [%rd4], %r1;")
     with pytest.raises(EmulationError, match=r"read-only.*buffer x.*\n.*line 18: st.global.u32 \[%rd4\], %r1"):
         emulate(text, Launch(params=[x.ctypes.data, 0]), memory)
 
@@ -178,7 +116,7 @@ def test_writes_of_two_clusters_to_one_place_race() -> None:
     y = np.zeros(32, np.uint32)
     memory = Memory()
     memory.add("y", y, writable=True)
-    text = _HEAD.format(target="sm_90a", body="st.global.u32 [%rd5], %r1;")
+    text = HEAD.format(target="sm_90a", body="st.global.u32 [%rd5], %r1;")
     report = emulate(text, Launch(grid=(2, 1, 1), params=[0, y.ctypes.data]), memory, raises=False)
     assert {fault.kind for fault in report.faults} == {"race"}
     assert not emulate(text, Launch(grid=(1, 1, 1), params=[0, y.ctypes.data]), memory, raises=False).faults
@@ -479,7 +417,7 @@ def test_an_accumulator_that_is_used_early_is_a_warning() -> None:
 
 def test_a_cluster_that_has_not_started_is_taken() -> None:
     # The first cluster takes the others one by one, and writes each one's number plus one.
-    text = _HEAD.format(
+    text = HEAD.format(
         target="sm_100a",
         body=f"""
   mbarrier.init.shared.b64 [%r2+1024], 1;

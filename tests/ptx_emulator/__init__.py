@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ptx_emulator.costs import Costs
-from ptx_emulator.emulator import Checks, EmulationError, Fault, Launch, Report, emulate
+from ptx_emulator.emulator import Checks, EmulationError, Fault, Report, emulate
+from ptx_emulator.launches import Launch
 from ptx_emulator.memory import Memory
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Decodes barriers, fences, bulk copies and the tensor cores."""
+"""Decodes barriers, fences and bulk copies."""
 
 from __future__ import annotations
 
@@ -6,47 +6,79 @@ import re
 from collections.abc import Sequence
 
 from ptx_emulator.opcodes import NAMES
-from ptx_emulator.operands import OP, REGISTER, Decoded, Head, Operand, Operands, space, type_of
+from ptx_emulator.operands import OP, Decoded, Head, Operand, Operands, only, space, take, type_of
 from ptx_emulator.syntax import split_operands
+
+_SCOPES = "cta|cluster|gpu|sys"
+_SHARED = "shared|shared::cta|shared::cluster"
 
 
 def _bar(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
     if parts[1] == "cluster":
-        d.op = OP["cluster_arrive" if parts[2] == "arrive" else "cluster_wait"]
+        what = "release|relaxed" if "arrive" in parts else "acquire"
+        only(parts[2:], "arrive|wait!", what, "aligned")
+        take(arguments, 0)
+        d.op = OP["cluster_arrive" if "arrive" in parts else "cluster_wait"]
         if "relaxed" in parts:
             d.flag("relaxed")
         return
     if parts[1] == "warp":
+        only(parts[2:], "sync!")
+        take(arguments, 1)
         d.op = OP["bar_warp_sync"]
         d.operands = [self.value(arguments[0], 32)]
         return
-    what = "sync" if "sync" in parts else "arrive"
-    if "red" in parts:
-        raise KeyError("red")
-    d.op = OP[f"bar_{what}"]
+    only(parts[1:], "cta", "sync|arrive!", "aligned" if parts[0] == "barrier" else "")
+    if "arrive" in parts:
+        take(arguments, 2)
+    else:
+        take(arguments, 1, 2)
+    d.op = OP["bar_arrive" if "arrive" in parts else "bar_sync"]
     d.operands = [self.value(argument, 32) for argument in arguments]
 
 
+_PROXY_SPACES = {"shared::cta": 1, "shared::cluster": 3, "global": 4}
+"""Bits: shared memory of the CTA, of others, global memory (`SpaceClass` in core/clocks.h)."""
+
+
 def _fence(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    if "mbarrier_init" in parts:
+    d.op = OP["fence"]
+    if parts[0] == "membar":
+        only(parts[1:], "cta|gl|sys!")
+    elif parts[1] == "mbarrier_init":
+        only(parts[2:], "release!", "cluster!")
         d.op = OP["fence_mbarrier_init"]
-    elif "proxy" in parts and "async" in parts:
-        d.op = OP["fence_proxy_async"]
+    elif parts[1] == "proxy" and "tensormap::generic" in parts:
+        only(parts[2:], "tensormap::generic!", "acquire|release!", f"{_SCOPES}!")
+        take(arguments, *((2,) if "acquire" in parts else (0,)))
+        return
+    elif parts[1] == "proxy":
+        only(parts[2:], "async|alias!", "|".join(_PROXY_SPACES) if "async" in parts else "")
+        if "async" in parts:
+            d.op = OP["fence_proxy_async"]
+            d.extra = _PROXY_SPACES.get(parts[-1], 7)
     else:
-        d.op = OP["fence"]
+        only(parts[1:], "sc|acq_rel|acquire|release!", f"{_SCOPES}!")
+    take(arguments, 0)
 
 
 def _mbarrier(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
     what = parts[1]
+    end = (_SHARED, "b64!")
     if "relaxed" in parts:
         d.flag("relaxed")
     if what in ("init", "inval"):
+        only(parts[2:], *end)
+        take(arguments, 2 if what == "init" else 1)
         d.op = OP[f"mbarrier_{what}"]
         d.operands = [self.address(arguments[0])] + [self.value(argument, 32) for argument in arguments[1:]]
     elif what in ("expect_tx", "complete_tx"):
+        only(parts[2:], "relaxed", "cta|cluster", *end)
+        take(arguments, 2)
         d.op = OP[f"mbarrier_{what}"]
         d.operands = [self.address(arguments[0]), self.value(arguments[1], 32)]
     elif what in ("arrive", "arrive_drop"):
+        only(parts[2:], "expect_tx|noComplete", "release|relaxed", "cta|cluster", *end)
         d.op = OP["mbarrier_arrive"]
         if what == "arrive_drop":
             d.flag("drop")
@@ -56,238 +88,118 @@ def _mbarrier(self: Operands, d: Decoded, parts: Sequence[str], arguments: Seque
             d.flag("no_complete")
         if arguments[0].startswith("["):
             arguments = ["_", *arguments]
+        take(arguments, *((3,) if "expect_tx" in parts or "noComplete" in parts else (2, 3)))
         d.operands = [self.value(arguments[0], 64), self.address(arguments[1])]
         d.operands += [self.value(arguments[2] if len(arguments) > 2 else "1", 32)]
     elif what in ("try_wait", "test_wait"):
+        only(parts[2:], "parity", "acquire|relaxed", "cta|cluster", *end)
+        take(arguments, *((3, 4) if what == "try_wait" else (3,)))
         d.op = OP["mbarrier_wait"]
-        if len(arguments) > 3:
-            d.flag("looped")
+        if what == "try_wait":
+            d.flag("suspends")
         width = 32 if "parity" in parts else 64
         d.operands = [self.value(arguments[0], 1), self.address(arguments[1]), self.value(arguments[2], width)]
     else:
         raise KeyError(what)
 
 
-def _tensor_operand(self: Operands, text: str) -> list[Operand]:
+def _tensor_operand(self: Operands, text: str, dimensions: int) -> list[Operand]:
     """`[map, {coordinates}]`: the map's address, then the coordinates."""
-    inner = split_operands(text[1:-1])
-    return [self.value(inner[0], 64), *self.values(inner[1], 32)]
-
-
-_SILENT = ("tile", "bulk_group", "mbarrier::complete_tx::bytes", "L2::cache_hint", "cta_group::1", "async", "bulk")
+    tensor_map, coordinates = split_operands(text[1:-1])
+    values = self.values(coordinates, 32)
+    if len(values) != dimensions:
+        raise KeyError(f"{len(values)} coordinates")
+    return [self.value(tensor_map, 64), *values]
 
 
 def _bulk_tensor(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    dimensions = "1d|2d|3d|4d|5d!"
     d.count = int(next(part for part in parts if re.fullmatch(r"[1-5]d", part))[0])
-    for part in parts[1:]:
-        ok = part in _SILENT or part.startswith("shared") or part in ("tensor", "global", "reduce", "add", "min", "max")
-        if not ok and not re.fullmatch(r"[1-5]d", part) and part not in ("multicast::cluster", "cta_group::2"):
-            raise KeyError(part)
-    if parts.index("global") < next(i for i, part in enumerate(parts) if part.startswith("shared")):
+    hint = "L2::cache_hint" in parts
+    if parts[-1] == "bulk_group" or (hint and parts[-2] == "bulk_group"):
+        reduces = parts[1] == "reduce"
+        how = ("reduce!", "add|min|max!") if reduces else ()
+        only(parts[1:], "async!", "bulk!", "tensor!", dimensions, "global!", "shared::cta!", "tile", "bulk_group!",
+             "L2::cache_hint", *how)  # fmt: skip
+        take(arguments, 3 if hint else 2)
         d.op = OP["tma_store"]
-        if parts[1] == "reduce":
+        if reduces:
             d.flag("reduce")
             d.variant = NAMES["ATOMIC"][next(part for part in parts if part in ("add", "min", "max"))]
-        d.operands = [*_tensor_operand(self, arguments[0]), self.address(arguments[1])]
-        return
-    d.op = OP["tma_load"]
-    d.operands = [self.address(arguments[0]), *_tensor_operand(self, arguments[1]), self.address(arguments[2])]
-    if "multicast::cluster" in parts:
-        d.flag("multicast")
-        d.operands.append(self.value(arguments[3], 32))
-    if "cta_group::2" in parts:
-        d.flag("pair")
+        d.operands = [*_tensor_operand(self, arguments[0], d.count), self.address(arguments[1])]
+    else:
+        only(parts[1:], "async!", "bulk!", "tensor!", dimensions, "shared::cta|shared::cluster!", "global!", "tile",
+             "mbarrier::complete_tx::bytes!", "multicast::cluster", "cta_group::1|cta_group::2",
+             "L2::cache_hint")  # fmt: skip
+        multicast = "multicast::cluster" in parts
+        take(arguments, 3 + hint + multicast)
+        d.op = OP["tma_load"]
+        tensor = _tensor_operand(self, arguments[1], d.count)
+        d.operands = [self.address(arguments[0]), *tensor, self.address(arguments[2])]
+        if multicast:
+            d.flag("multicast")
+            d.operands.append(self.value(arguments[3], 16))
+        if "cta_group::2" in parts:
+            d.flag("pair")
+    self.cache_policy(d, parts, arguments)
 
 
 def _cp(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    if parts[1:3] not in (["async", "bulk"], ["reduce", "async"]):
+        raise KeyError("not a bulk copy")
     if "commit_group" in parts:
+        only(parts[1:], "async!", "bulk!", "commit_group!")
+        take(arguments, 0)
         d.op = OP["bulk_commit"]
     elif "wait_group" in parts:
+        only(parts[1:], "async!", "bulk!", "wait_group!", "read")
+        take(arguments, 1)
         d.op = OP["bulk_wait"]
         if "read" in parts:
             d.flag("read")
         d.operands = [self.value(arguments[0], 32)]
     elif "tensor" in parts:
         _bulk_tensor(self, d, parts, arguments)
-    elif parts[:3] == ["cp", "async", "bulk"] and "multicast::cluster" not in parts:
-        if parts[3].startswith("shared") and parts[4] == "global":
-            d.op = OP["bulk_load"]
-            d.operands = [self.address(arguments[0]), self.address(arguments[1])]
-            d.operands += [self.value(arguments[2], 32), self.address(arguments[3])]
-        elif parts[3] == "global":
-            d.op = OP["bulk_store"]
-            d.operands = [self.address(arguments[0]), self.address(arguments[1]), self.value(arguments[2], 32)]
-        else:
-            raise KeyError("bulk")
+    elif parts[3].startswith("shared"):
+        only(parts[3:], "shared::cta|shared::cluster!", "global!", "mbarrier::complete_tx::bytes!", "L2::cache_hint")
+        take(arguments, 5 if "L2::cache_hint" in parts else 4)
+        d.op = OP["bulk_load"]
+        d.operands = [self.address(arguments[0]), self.address(arguments[1])]
+        d.operands += [self.value(arguments[2], 32), self.address(arguments[3])]
+        self.cache_policy(d, parts, arguments)
     else:
-        raise KeyError("cp")
+        only(parts[3:], "global!", "shared::cta!", "bulk_group!", "L2::cache_hint")
+        take(arguments, 4 if "L2::cache_hint" in parts else 3)
+        d.op = OP["bulk_store"]
+        d.operands = [self.address(arguments[0]), self.address(arguments[1]), self.value(arguments[2], 32)]
+        self.cache_policy(d, parts, arguments)
 
 
 def _prefetch(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    take(arguments, 1)
     if "tensormap" not in parts:
+        only(parts[1:], "global", "L1|L2|L2::evict_last|L2::evict_normal!")
         d.op = OP["nop"]
         return
+    only(parts[1:], "param|const", "tensormap!")
     d.op = OP["prefetch_tensormap"]
     d.operands = [self.address(arguments[0])]
 
 
 def _tensormap(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:3], "replace!", "tile!")
+    only(parts[4:], "global|shared::cta", "b1024!", "b32|b64!")
+    ordinal = parts[3] in ("box_dim", "global_dim", "global_stride", "element_stride")
+    take(arguments, 3 if ordinal else 2)
     d.op = OP["tensormap_replace"]
     d.variant = NAMES["FIELD"][parts[3]]
     d.space = space(parts)
     d.kind, d.bits = type_of(parts)
-    if len(arguments) > 2:
+    if ordinal:
         d.extra = int(arguments[1])
+        if not 0 <= d.extra < (4 if parts[3] == "global_stride" else 5):
+            raise KeyError("ordinal")
     d.operands = [self.address(arguments[0]), self.value(arguments[-1], d.bits)]
-
-
-def _matrix(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    d.op = OP[parts[0]]
-    if "m8n8" not in parts or "b16" not in parts:
-        raise KeyError("shape")
-    d.count = int(next(part for part in parts if part in ("x1", "x2", "x4"))[1:])
-    if "trans" in parts:
-        d.flag("trans")
-    if parts[0] == "stmatrix":
-        d.operands = [self.address(arguments[0]), *self.values(arguments[1], 32)]
-    else:
-        d.operands = [*self.values(arguments[0], 32), self.address(arguments[1])]
-
-
-def _wgmma(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    if parts[1] in ("fence", "commit_group", "wait_group"):
-        d.op = OP[{"fence": "wgmma_fence", "commit_group": "wgmma_commit", "wait_group": "wgmma_wait"}[parts[1]]]
-        d.operands = [self.value(argument, 32) for argument in arguments]
-        return
-    if parts[1] != "mma_async":
-        raise KeyError(parts[1])
-    d.op = OP["wgmma_mma"]
-    shape = next(match for match in (re.fullmatch(r"m64n(\d+)k(\d+)", part) for part in parts) if match)
-    d.count, d.bits2 = int(shape.group(1)), int(shape.group(2))
-    result, a, b = parts[-3:]
-    d.kind, d.bits = {"f32": ("f", 32), "f16": ("h", 16), "s32": ("s", 32)}[result]
-    if d.kind != "f":
-        raise KeyError("only float32 accumulators")
-    d.kind2, d.variant = NAMES["FORMAT"][a], NAMES["FORMAT"][b]
-    accumulators = self.values(arguments[0], 32)
-    if len(accumulators) != d.count // 2:
-        raise KeyError("accumulators")
-    self.accumulators |= {place for kind, place, _, _ in accumulators if kind == REGISTER}
-    if arguments[1].startswith("{"):
-        raise KeyError("A in registers")
-    immediates = [int(argument) for argument in arguments[4:]]
-    scale_a, scale_b, trans_a, trans_b = (*immediates, 0, 0)[:4] if immediates else (1, 1, 0, 0)
-    d.extra = (scale_a < 0) | (scale_b < 0) << 1 | trans_a << 2 | trans_b << 3
-    d.operands = [
-        *accumulators,
-        self.value(arguments[1], 64),
-        self.value(arguments[2], 64),
-        self.value(arguments[3], 1),
-    ]
-
-
-_TCGEN05_PLAIN = {
-    "relinquish_alloc_permit": "tc_relinquish",
-    "wait::ld": "tc_wait",
-    "wait::st": "tc_wait",
-    "fence::before_thread_sync": "tc_fence",
-    "fence::after_thread_sync": "tc_fence",
-}
-
-
-def _tcgen05(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    what = parts[1]
-    if "cta_group::2" in parts:
-        d.flag("pair")
-    if what == "alloc":
-        d.op = OP["tc_alloc"]
-        d.space = space(parts)
-        d.operands = [self.address(arguments[0]), self.value(arguments[1], 32)]
-    elif what == "dealloc":
-        d.op = OP["tc_dealloc"]
-        d.operands = [self.value(argument, 32) for argument in arguments]
-    elif what in _TCGEN05_PLAIN:
-        d.op = OP[_TCGEN05_PLAIN[what]]
-        d.variant = int(what == "wait::st")
-    elif what == "commit":
-        d.op = OP["tc_commit"]
-        d.operands = [self.address(arguments[0])]
-        if "multicast::cluster" in parts:
-            d.flag("multicast")
-            d.operands.append(self.value(arguments[1], 32))
-    elif what == "cp":
-        d.op = OP["tc_cp"]
-        if "32x128b" not in parts or "warpx4" not in parts:
-            raise KeyError("shape")
-        d.operands = [self.address(arguments[0]), self.value(arguments[1], 64)]
-    elif what in ("ld", "st"):
-        _tcgen05_load_store(self, d, parts, arguments)
-    elif what == "mma":
-        _tcgen05_mma(self, d, parts, arguments)
-    else:
-        raise KeyError(what)
-
-
-def _tcgen05_load_store(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    what = parts[1]
-    d.op = OP[f"tc_{what}"]
-    shape = next(part for part in parts if f"x{part}" in NAMES["TMEM_SHAPE"])
-    d.variant = NAMES["TMEM_SHAPE"][f"x{shape}"]
-    if "pack::16b" in parts or "unpack::16b" in parts:
-        d.flag("pack16")
-    if what == "ld":
-        registers, address = self.values(arguments[0], 32), self.address(arguments[1])
-        d.extra = int(arguments[2], 0) if len(arguments) > 2 else 0
-        d.operands = [*registers, address]
-    else:
-        registers, address = self.values(arguments[-1], 32), self.address(arguments[0])
-        d.extra = int(arguments[1], 0) if len(arguments) > 2 else 0
-        d.operands = [address, *registers]
-    d.count = len(registers)
-
-
-def _tcgen05_mma(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    d.op = OP["tc_mma"]
-    if "ws" in parts or "sp" in parts:
-        raise KeyError("variant")
-    d.variant = NAMES["KIND"][next(part for part in parts if part.startswith("kind::"))[6:]]
-    d.operands = [self.address(arguments[0])]
-    if arguments[1].startswith("["):
-        d.flag("a_in_tmem")
-        d.operands.append(self.address(arguments[1]))
-    else:
-        d.operands.append(self.value(arguments[1], 64))
-    d.operands += [self.value(arguments[2], 64), self.value(arguments[3], 32)]
-    rest = list(arguments[4:])
-    if "block_scale" in parts:
-        blocks = [
-            part for part in parts if part in ("block16", "block32", "scale_vec::1X", "scale_vec::2X", "scale_vec::4X")
-        ]
-        size = {"block16": 16, "block32": 32, "scale_vec::1X": 32, "scale_vec::2X": 32, "scale_vec::4X": 16}
-        d.extra = size[blocks[0]]
-        d.operands += [self.value(rest[2], 1), self.address(rest[0]), self.address(rest[1])]
-        return
-    disabled = self.values(rest.pop(0), 32) if rest[0].startswith("{") else []
-    if len(rest) > 1:
-        raise KeyError("scale-input-d")
-    d.count = len(disabled)
-    d.operands += [self.value(rest[0], 1), *disabled]
-
-
-def _clc(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    if parts[1] == "try_cancel":
-        d.op = OP["clc_try_cancel"]
-        if any(part.startswith("multicast") for part in parts):
-            d.flag("multicast")
-        d.operands = [self.address(arguments[0]), self.address(arguments[1])]
-    elif "is_canceled" in parts:
-        d.op = OP["clc_is_canceled"]
-        d.operands = [self.value(arguments[0], 1), self.value(arguments[1], 128)]
-    else:
-        d.op = OP["clc_first_ctaid"]
-        axis = next(part for part in parts if part.startswith("get_first_ctaid"))
-        d.extra = "xyz".index(axis[-1])
-        d.operands = [self.value(arguments[0], 32), self.value(arguments[1], 128)]
 
 
 HEADS: dict[str, Head] = {
@@ -299,10 +211,5 @@ HEADS: dict[str, Head] = {
     "cp": _cp,
     "prefetch": _prefetch,
     "tensormap": _tensormap,
-    "stmatrix": _matrix,
-    "ldmatrix": _matrix,
-    "wgmma": _wgmma,
-    "tcgen05": _tcgen05,
-    "clusterlaunchcontrol": _clc,
 }
 """By the first word of the opcode."""

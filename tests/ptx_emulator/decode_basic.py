@@ -1,65 +1,99 @@
-"""Decodes what stays within a warp: arithmetic, conversions, loads and stores, shuffles, branches."""
+"""Decodes what stays within a warp: arithmetic, conversions, shuffles, branches."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ptx_emulator.opcodes import NAMES
-from ptx_emulator.operands import OP, REGISTER, SPACE, Decoded, Head, Operands, space, type_of, vector
+from ptx_emulator.operands import OP, REGISTER, Decoded, Head, Operands, only, take, type_of
 from ptx_emulator.syntax import split_operands
+
+_MODIFIERS = {
+    **dict.fromkeys(("add", "sub"), ("rn", "ftz", "sat")),
+    **dict.fromkeys(("mul", "mad"), ("lo|hi|wide", "rn", "ftz", "sat")),
+    "fma": ("rn!", "ftz", "sat"),
+    "div": ("rn", "ftz"),
+    **dict.fromkeys(("min", "max"), ("relu", "ftz")),
+    **dict.fromkeys(("neg", "abs"), ("ftz",)),
+}
+_COUNTS = {
+    **dict.fromkeys(("mad", "fma", "prmt", "bfe"), 4),
+    **dict.fromkeys(("neg", "abs", "not"), 2),
+    **dict.fromkeys(("bfi", "lop3"), 5),
+}
 
 
 def _arithmetic(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
     head = parts[0]
     names = {"and": "and_", "or": "or_", "xor": "xor_", "not": "not_"}
-    if head in ("mul", "mad") and type_of(parts)[0] != "f":
-        mode = next(part for part in parts if part in ("lo", "hi", "wide"))
+    only(parts[1:-1], *_MODIFIERS.get(head, ()))
+    take(arguments, _COUNTS.get(head, 3))
+    kind, bits = type_of(parts[-1:])
+    if kind == "p" and head not in names:
+        raise KeyError("predicates")
+    if "relu" in parts and (kind, bits) != ("s", 32):
+        raise KeyError("relu")
+    if "ftz" in parts and (kind, bits) != ("f", 32):
+        raise KeyError("ftz")
+    if "sat" in parts and (kind, bits) != ("f", 32) and ((kind, bits) != ("s", 32) or head not in ("add", "sub")):
+        raise KeyError("sat")
+    if (kind == "f") != ("rn" in parts) and "rn" in parts:
+        raise KeyError("rn")
+    for modifier, flag in (("relu", "relu"), ("sat", "saturate"), ("ftz", "ftz")):
+        if modifier in parts:
+            d.flag(flag)
+    if head in ("mul", "mad") and kind != "f":
+        mode = next((part for part in parts if part in ("lo", "hi", "wide")), None)
+        if mode is None:
+            raise KeyError("neither lo, hi nor wide")
         self.simple(d, parts, [], f"{head}_{mode}")
         wide = 2 * d.bits if mode == "wide" else d.bits
         widths = [wide, d.bits, d.bits, wide]
         d.operands = [self.value(argument, width) for argument, width in zip(arguments, widths, strict=False)]
         return
-    if head == "mul":
-        self.simple(d, parts, arguments, "mul_lo")
-    elif head == "mad":
-        self.simple(d, parts, arguments, "fma")
-    else:
-        self.simple(d, parts, arguments, names.get(head, head))
-    if d.kind == "f" and d.bits == 16:
+    if any(part in ("lo", "hi", "wide") for part in parts):
+        raise KeyError("half of a product")
+    if kind == "f" and bits == 16:
         raise KeyError("f16 arithmetic")
-    if head in ("shl", "shr"):
-        d.operands[2] = self.value(arguments[2], 32)
-    if head in ("bfe", "bfi"):
-        for i in (-2, -1):
-            d.operands[i] = self.value(arguments[i], 32)
-    if "relu" in parts:
-        d.flag("relu")
-    if "sat" in parts:
-        d.flag("saturate")
-    for part in parts[1:-1]:
-        if part not in ("relu", "sat", "rn", "ftz", "lo", "hi", "wide", "approx", "full"):
-            raise KeyError(part)
+    narrow = {"shl": (2,), "shr": (2,), "bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}.get(head, ())
+    d.op = OP[{"mul": "mul_lo", "mad": "fma"}.get(head, names.get(head, head))]
+    d.kind, d.bits = kind, bits
+    if bits == 8:
+        raise KeyError("8 bits")
+    d.operands = [self.value(argument, 32 if i in narrow else bits) for i, argument in enumerate(arguments)]
 
 
 def _popc_like(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:-1])
+    take(arguments, 2)
     self.simple(d, parts, [], parts[0])
     width = d.bits if parts[0] == "brev" else 32
     d.operands = [self.value(arguments[0], width), self.value(arguments[1], d.bits)]
 
 
+def _members(members: Sequence[str], bits: int) -> int:
+    """How many registers of 16 bits or more a wide one falls into."""
+    if (bits, len(members)) not in ((32, 2), (64, 2), (64, 4), (128, 2)):
+        raise KeyError(f"{len(members)} parts of {bits} bits")
+    return len(members)
+
+
 def _mov(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:-1])
+    take(arguments, 2)
     d.kind, d.bits = type_of(parts)
     destination, source = arguments
+    if d.bits == 8:
+        raise KeyError("8 bits")
     if destination.startswith("{"):
         d.op = OP["unpack"]
         members = split_operands(destination[1:-1])
-        d.count = len(members)
+        d.count = _members(members, d.bits)
         d.operands = [self.value(member, d.bits // d.count) for member in members] + [self.value(source, d.bits)]
     elif source.startswith("{"):
         d.op = OP["pack"]
         members = split_operands(source[1:-1])
-        d.count = len(members)
+        d.count = _members(members, d.bits)
         d.operands = [self.value(destination, d.bits)] + [self.value(member, d.bits // d.count) for member in members]
     else:
         symbol = self.symbol_address(source, d.bits)
@@ -78,14 +112,22 @@ def _mov(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[s
 
 
 def _setp(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[2:-1], "and|or|xor", "ftz")
     d.op = OP["setp"]
-    d.kind, d.bits = type_of(parts)
+    d.kind, d.bits = type_of(parts[-1:])
+    if d.kind == "p" or d.bits == 8 or ("ftz" in parts and (d.kind, d.bits) != ("f", 32)):
+        raise KeyError("type")
+    if "ftz" in parts:
+        d.flag("ftz")
     compare = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}.get(parts[1], parts[1])
     d.variant = NAMES["COMPARE"][compare]
+    if d.kind != "f" and compare not in ("eq", "ne", "lt", "le", "gt", "ge"):
+        raise KeyError("a comparison of floating point")
     if parts[1] in ("lo", "ls", "hi", "hs"):
         d.kind = "u"
     booleans = {"and": 1, "or": 2, "xor": 3}
     d.extra = next((booleans[part] for part in parts[2:-1] if part in booleans), 0)
+    take(arguments, 4 if d.extra else 3)
     d.operands = self.pair(arguments[0], 1) + [self.value(argument, d.bits) for argument in arguments[1:3]]
     if d.extra:
         negated = arguments[3].startswith("!")
@@ -94,6 +136,8 @@ def _setp(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[
 
 
 def _selp(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:-1])
+    take(arguments, 4)
     self.simple(d, parts, arguments[:3], "selp")
     d.operands.append(self.value(arguments[3], 1))
 
@@ -106,97 +150,73 @@ _PACKED = {
 }
 
 
+_KINDS = {"f16": ("h", 16), "bf16": ("x", 16)}
+_INTEGER_ROUNDS = ("rni", "rzi", "rmi", "rpi")
+
+
 def _cvt(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
     destination, source = parts[-2], parts[-1]
     if destination in _PACKED and source == "f32":
+        byte = destination.startswith("e")
+        only(parts[1:-2], "rn!", "satfinite!" if byte else "", "relu")
+        take(arguments, 3)
         d.op = OP["cvt_pack"]
         d.variant = NAMES["FORMAT"][_PACKED[destination]]
-        if "rn" not in parts or "rz" in parts:
-            raise KeyError("rounding")
         if "relu" in parts:
             d.flag("relu")
-        d.bits = 16 if destination.startswith("e") else 32
+        d.bits = 16 if byte else 32
         d.operands = [self.value(arguments[0], d.bits)] + [self.value(argument, 32) for argument in arguments[1:]]
         return
     d.op = OP["cvt"]
-
-    def kind_of(part: str) -> tuple[str, int]:
-        special = {"f16": ("h", 16), "bf16": ("x", 16), "tf32": ("t", 32)}
-        return special[part] if part in special else type_of([part])
-
-    d.kind, d.bits = kind_of(destination)
-    kind2, d.bits2 = kind_of(source)
+    only(parts[1:-2], "|".join(name for name in NAMES["ROUND"] if name != "none"), "ftz", "sat")
+    take(arguments, 2)
+    d.kind, d.bits = _KINDS[destination] if destination in _KINDS else type_of([destination])
+    kind2, d.bits2 = _KINDS[source] if source in _KINDS else type_of([source])
     d.kind2 = ord(kind2)
-    for part in parts[1:-2]:
-        if part in NAMES["ROUND"]:
-            d.variant = NAMES["ROUND"][part]
-        elif part in ("sat", "satfinite"):
-            d.flag("saturate")
-        elif part not in ("ftz",):
-            raise KeyError(part)
-    d.operands = [self.value(arguments[0], d.bits), self.value(arguments[1], d.bits2)]
+    rounding = next((part for part in parts[1:-2] if part in NAMES["ROUND"]), "none")
+    _check_rounding((d.kind, d.bits), (kind2, d.bits2), rounding)
+    d.variant = NAMES["ROUND"][rounding]
+    if "sat" in parts:
+        d.flag("saturate")
+    if "ftz" in parts:
+        if "f32" not in (destination, source):
+            raise KeyError("ftz")
+        d.flag("ftz")
+    integer = d.kind not in "fhx"
+    d.operands = [
+        self.value(arguments[0], d.bits, wider=integer),
+        self.value(arguments[1], d.bits2, wider=kind2 not in "fhx"),
+    ]
 
 
-def _cvta(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    if space(parts) == SPACE["shared"]:
-        self.simple(d, parts, arguments, "cvta_to_shared" if "to" in parts else "cvta_shared")
+def _check_rounding(to: tuple[str, int], source: tuple[str, int], rounding: str) -> None:
+    """Refuses conversions that would be rounded twice here, or that no GPU has."""
+    to_float, from_float = to[0] in "fhx", source[0] in "fhx"
+    if to_float and not from_float:
+        known = to[0] == "f" and rounding == "rn"
+    elif not to_float:
+        known = (rounding in _INTEGER_ROUNDS) if from_float else rounding == "none"
+    elif to == source:
+        known = to[0] == "f" and rounding in ("none", *_INTEGER_ROUNDS)
+    elif to[1] > source[1]:
+        known = rounding == "none"
     else:
-        self.simple(d, parts, arguments, "mov")
-
-
-def _mapa(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    if not parts[1].startswith("shared"):
-        raise KeyError("generic mapa")
-    self.simple(d, parts, arguments[:2], "mapa")
-    d.operands.append(self.value(arguments[2], 32))
-
-
-_CACHE = re.compile(r"^(L1|L2)::|^(nc|weak|volatile|relaxed|acquire|release|cta|cluster|gpu|sys|mmio|unified|const)$")
-
-
-def _load_store(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    d.op = OP[parts[0]]
-    d.kind, d.bits = type_of(parts)
-    d.count = vector(parts)
-    d.space = space(parts)
-    if "async" in parts:
-        known = ("async", "weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4")
-        if parts[0] != "st" or not all(part in known for part in parts[1:-1]):
-            raise KeyError("asynchronous")
-        d.op = OP["st_async"]
-        d.operands = [self.address(arguments[0]), *self.values(arguments[1], d.bits), self.address(arguments[2])]
-        return
-    for part in parts[1:-1]:
-        known = _CACHE.match(part) or part in ("v2", "v4", "v8", "global") or part.startswith(("shared", "param"))
-        if not known:
-            raise KeyError(part)
-    if parts[0] == "ld":
-        d.operands = [*self.values(arguments[0], d.bits), self.address(arguments[1])]
-    else:
-        d.operands = [self.address(arguments[0]), *self.values(arguments[1], d.bits)]
-    if len(d.operands) != d.count + 1:
-        raise KeyError("vector")
-
-
-def _atom(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
-    d.op = OP["atom"]
-    d.kind, d.bits = type_of(parts)
-    d.space = space(parts)
-    name = next(part for part in parts[1:] if part in ("and", "or", "xor") or part in NAMES["ATOMIC"])
-    d.variant = NAMES["ATOMIC"][name + "_" if name in ("and", "or", "xor") else name]
-    if parts[0] == "red":
-        arguments = ["_", *arguments]
-    d.operands = [self.value(arguments[0], d.bits), self.address(arguments[1])]
-    d.operands += [self.value(argument, d.bits) for argument in arguments[2:4]]
+        known = rounding == "rn" and (to[1] == 32 or source == ("f", 32))
+    if not known:
+        raise KeyError("this rounding of this conversion")
 
 
 def _shfl(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:], "sync!", "up|down|bfly|idx!", "b32!")
+    take(arguments, 5)
     d.op = OP["shfl"]
     d.variant = NAMES["SHUFFLE"][parts[2]]
     d.operands = self.pair(arguments[0], 32) + [self.value(argument, 32) for argument in arguments[1:]]
 
 
 def _vote(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:], "sync!", "ballot|any|all|uni!", "b32!" if "ballot" in parts else "pred!")
+    take(arguments, 3)
     d.op = OP["vote"]
     d.variant = NAMES["VOTE"][parts[2]]
     negated = arguments[1].startswith("!")
@@ -209,28 +229,38 @@ def _vote(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[
 
 
 def _elect(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:], "sync!")
+    take(arguments, 2)
     d.op = OP["elect"]
     d.operands = [*self.pair(arguments[0], 32), self.value(arguments[1], 32)]
 
 
 def _activemask(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:], "b32!")
+    take(arguments, 1)
     d.op = OP["activemask"]
     d.operands = [self.value(arguments[0], 32)]
 
 
 def _bra(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:], "uni")
+    take(arguments, 1)
     d.op = OP["bra"]
     d.target = self.parser.find_label(self.scope, arguments[0])
 
 
-def _named(name: str) -> Head:
+def _named(name: str, *groups: str, operands: int = 0) -> Head:
     def head(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+        only(parts[1:], *groups)
+        take(arguments, operands)
         d.op = OP[name]
 
     return head
 
 
 def _setmaxnreg(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+    only(parts[1:], "inc|dec!", "sync!", "aligned!", "u32!")
+    take(arguments, 1)
     d.op = OP["setmaxnreg"]
     d.variant = int(parts[1] == "inc")
     d.operands = [self.value(arguments[0], 32)]
@@ -240,33 +270,26 @@ HEADS: dict[str, Head] = {
     **dict.fromkeys(
         (
             *("add", "sub", "mul", "mad", "fma", "min", "max", "div", "rem", "neg", "abs", "and", "or", "xor", "not"),
-            *("shl", "shr", "bfe", "bfi", "prmt"),
+            *("shl", "shr", "bfe", "bfi", "prmt", "lop3"),
         ),
         _arithmetic,
     ),
     **dict.fromkeys(("popc", "clz", "brev"), _popc_like),
-    "lop3": lambda self, d, parts, arguments: self.simple(d, parts, arguments, "lop3"),
     "mov": _mov,
     "setp": _setp,
     "selp": _selp,
     "cvt": _cvt,
-    "cvta": _cvta,
-    "mapa": _mapa,
-    "ld": _load_store,
-    "st": _load_store,
-    "atom": _atom,
-    "red": _atom,
     "shfl": _shfl,
     "vote": _vote,
     "elect": _elect,
     "activemask": _activemask,
     "bra": _bra,
-    "ret": _named("ret"),
+    "ret": _named("ret", "uni"),
     "exit": _named("ret"),
     "trap": _named("trap"),
     "setmaxnreg": _setmaxnreg,
-    "nanosleep": _named("nop"),
-    "griddepcontrol": _named("nop"),
-    "prefetchu": _named("nop"),
+    "nanosleep": _named("nop", "u32!", operands=1),
+    "griddepcontrol": _named("nop", "wait|launch_dependents!"),
+    "prefetchu": _named("nop", "L1!", operands=1),
 }
 """By the first word of the opcode."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ptx_emulator import decode_async, decode_basic
-from ptx_emulator.operands import FLAG, OP, REGISTER, Decoded, Operands
+from ptx_emulator import decode_async, decode_basic, decode_memory, decode_tensor, registers
+from ptx_emulator.operands import FLAG, OP, REGISTER, SINK, Decoded, Operands
 from ptx_emulator.syntax import UnsupportedInstructionError, split_operands
 
 _GUARD = re.compile(r"@(!?)\s*([%\w$]+)\s+(.*)", re.S)
-_HEADS = decode_basic.HEADS | decode_async.HEADS
+_HEADS = decode_basic.HEADS | decode_memory.HEADS | decode_async.HEADS | decode_tensor.HEADS
 
 
 class Decoder(Operands):
@@ -23,7 +23,7 @@ class Decoder(Operands):
         match = _GUARD.match(text)
         if match:
             found = self.parser.register(self.scope, match.group(2))
-            if found is None:
+            if found is None or found[1] != 1:
                 raise UnsupportedInstructionError(statement.line, statement.text)
             guard, negated, text = found[0], int(match.group(1) == "!"), match.group(3)
         opcode, _, rest = text.partition(" ")
@@ -33,8 +33,10 @@ class Decoder(Operands):
         try:
             head = _HEADS[parts[0]]
             head(self, decoded, parts, arguments)
+            self._check_results(decoded)
         except (KeyError, IndexError, ValueError, StopIteration) as error:
-            raise UnsupportedInstructionError(statement.line, statement.text) from error
+            why = str(error.args[0]) if isinstance(error, KeyError) and " " in str(error.args[0]) else ""
+            raise UnsupportedInstructionError(statement.line, statement.text, why) from error
         if decoded.op == OP["ld"]:
             decoded.extra = statement.used_bytes
         first = len(self.parser.kernel.operands)
@@ -58,23 +60,38 @@ class Decoder(Operands):
             decoded.extra,
         ]
 
+    def _check_results(self, decoded: Decoded) -> None:
+        """Results must go to registers of the program or nowhere, and no operand may come from nowhere."""
+        results = registers.results(decoded.op, decoded.count)
+        special = {place for _, place, _ in self.parser.kernel.specials}
+        for i, (kind, place, _, _) in enumerate(decoded.operands):
+            if i < results and (kind not in (REGISTER, SINK) or (kind == REGISTER and place in special)):
+                raise KeyError("the result is no register")
+            if i >= results and kind == SINK:
+                raise KeyError("an operand is missing")
+
     def finish(self) -> None:
+        """Marks the instructions whose registers the core must watch."""
+        registers.track(self.parser.kernel)
+        self._mark_asynchronous()
+
+    def _mark_asynchronous(self) -> None:
         """Marks the instructions that touch registers which an asynchronous instruction writes while others go on."""
         kernel = self.parser.kernel
 
-        def registers(fields: list[int], count: int) -> set[int]:
+        def own_registers(fields: list[int], count: int) -> set[int]:
             operands = kernel.operands[fields[5] : fields[5] + count]
             return {place for kind, place, _, _ in operands if kind == REGISTER}
 
         loads = [fields for fields in kernel.instructions if fields[0] == OP["tc_ld"]]
-        loaded = {place for fields in loads for place in registers(fields, fields[11])}
+        loaded = {place for fields in loads for place in own_registers(fields, fields[11])}
         # Moves are names of the same registers to the compiler: they use nothing.
         moving = (OP["mov"], OP["pack"], OP["unpack"])
         for fields in kernel.instructions:
-            if fields[0] in moving and registers(fields, fields[6]) & loaded:
-                loaded |= registers(fields, fields[6])
+            if fields[0] in moving and own_registers(fields, fields[6]) & loaded:
+                loaded |= own_registers(fields, fields[6])
         for fields in kernel.instructions:
-            own = registers(fields, fields[6])
+            own = own_registers(fields, fields[6])
             if fields[0] != OP["wgmma_mma"] and own & self.accumulators:
                 fields[13] |= 1 << FLAG["touches_accumulators"]
             if fields[0] not in (*moving, OP["tc_ld"]) and own & loaded:

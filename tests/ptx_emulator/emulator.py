@@ -5,31 +5,16 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
-from collections.abc import Sequence
+import re
 from typing import Any
 
 import numpy as np
 
-from ptx_emulator import native, parser
+from ptx_emulator import launches, native, parser
 from ptx_emulator.costs import Costs
-from ptx_emulator.memory import Memory, empty
+from ptx_emulator.launches import Launch
+from ptx_emulator.memory import Memory
 from ptx_emulator.syntax import UnsupportedInstructionError
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched."""
-
-    grid: tuple[int, int, int] = (1, 1, 1)
-    """CTAs."""
-    block: tuple[int, int, int] = (32, 1, 1)
-    """Threads of a CTA."""
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    """CTAs of a cluster."""
-    shared_bytes: int = 0
-    """Dynamic shared memory of a CTA."""
-    params: Sequence[bytes | int] = ()
-    """One value per .param of the kernel: its bytes, or an integer of the declared size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +104,7 @@ def emulate(
 
     Raises:
       EmulationError: for faults, with `raises`.
+      ValueError, TypeError: for a launch that no GPU would take, or parameters that do not fit.
     """
     checks = checks or Checks()
     try:
@@ -144,42 +130,9 @@ def _entry(kernels: dict[str, parser.Kernel], name: str | None) -> parser.Kernel
     return kernels[name]
 
 
-def _param_block(kernel: parser.Kernel, launch: Launch) -> np.ndarray:
-    """The parameters, as a kernel finds them."""
-    if len(launch.params) != len(kernel.params):
-        raise ValueError(f"{kernel.name} takes {len(kernel.params)} parameters, {len(launch.params)} were given")
-    block = empty((max(kernel.param_bytes, 1),), np.dtype(np.uint8))
-    block[:] = 0
-    for param, value in zip(kernel.params, launch.params, strict=True):
-        if isinstance(value, (bytes, bytearray)):
-            data = bytes(value)
-        else:
-            data = (int(value) % (1 << 8 * param.size)).to_bytes(param.size, "little")
-        if len(data) != param.size:
-            raise ValueError(f"parameter {param.name} has {param.size} bytes, {len(data)} were given")
-        block[param.offset : param.offset + param.size] = np.frombuffer(data, np.uint8)
-    return block
-
-
-def _check(kernel: parser.Kernel, launch: Launch) -> None:
-    for axis in range(3):
-        if launch.grid[axis] % launch.cluster[axis]:
-            raise ValueError(f"a grid of {launch.grid} is not made of clusters of {launch.cluster}")
-    required = (*kernel.reqntid, 1, 1, 1)[:3]
-    if kernel.reqntid and required != tuple(launch.block):
-        raise ValueError(f"{kernel.name} requires blocks of {required}, launched with {launch.block}")
-
-
-def _registers(kernel: parser.Kernel, launch: Launch) -> int:
-    """Registers that a thread starts with where ptxas gives it all that there are; 0 where it may give fewer."""
-    threads = -(-int(np.prod(launch.block)) // 32) * 32
-    share = 65536 // (threads * kernel.min_ctas) // 8 * 8
-    return share if kernel.reqntid and share < 255 else 0
-
-
 def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, checks: Checks) -> Report:
-    _check(kernel, launch)
-    block = _param_block(kernel, launch)
+    launches.check(kernel, launch)
+    block = launches.param_block(kernel, launch)
     constants = bytearray(kernel.constants)
     for at, bits, offset in kernel.param_constants:
         address = block.ctypes.data + offset
@@ -212,7 +165,7 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
         block=launch.block,
         cluster=launch.cluster,
         shared_bytes=kernel.static_shared + launch.shared_bytes,
-        registers=_registers(kernel, launch),
+        registers=launches.registers(kernel, launch),
         seed=seed,
         races=checks.races,
         blackwell=kernel.target.startswith("sm_10"),
@@ -248,9 +201,10 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
 
 def _fault(kernel: parser.Kernel, fault: dict[str, Any]) -> Fault:
     statement = kernel.statements[min(fault["pc"], len(kernel.statements) - 1)]
+    names = kernel.register_names
     return Fault(
         fault["kind"],
-        fault["message"],
+        re.sub(r"\{register (\d+)\}", lambda place: names.get(int(place.group(1)), "a register"), fault["message"]),
         kernel.name,
         statement.text,
         statement.line,

@@ -17,11 +17,13 @@ import numpy as np
 
 from jax_ggemm import cute, objects
 from jax_ggemm.files import write_whole
+from jax_ggemm.kernel import architectures
 from jax_ggemm.kernel.config import KernelSpec
-from jax_ggemm.products import Call, Operands
+from jax_ggemm.products import Call, Operands, Product
 from ptx_emulator import native, parser
-from ptx_emulator.emulator import Checks, EmulationError, Fault, Launch, Report, emulate
+from ptx_emulator.emulator import Checks, EmulationError, Fault, Report, emulate
 from ptx_emulator.host_object import HostLaunch, HostObject
+from ptx_emulator.launches import Launch
 from ptx_emulator.memory import Memory, empty
 
 PREFIX = "jax_ggemm"
@@ -149,6 +151,33 @@ def arguments(
     ]
 
 
+def _check_arrays(spec: KernelSpec, arrays: Mapping[str, np.ndarray], out_shape: tuple[int, ...]) -> None:
+    """Refuses arrays that the custom call would never pass: kernels believe what they are told."""
+    ragged = spec.product.rows_are_ragged
+    names = {"lhs", "rhs", "group_sizes", "group_offset"} | ({"bias"} if spec.has_bias else set())
+    if set(arrays) != names:
+        raise ValueError(f"the kernel takes {sorted(names)}, {sorted(arrays)} were given")
+    ranks = {"lhs": 3, "rhs": 4 if ragged else 3, "group_sizes": 2, "group_offset": 1, "bias": 3}
+    for name, array in arrays.items():
+        dtype = spec.in_dtype if name in ("lhs", "rhs") else np.dtype(np.float32 if name == "bias" else np.int32)
+        if array.dtype != dtype or array.ndim != ranks[name]:
+            raise ValueError(f"{name} must be {dtype} of rank {ranks[name]}, {array.dtype} {array.shape} was given")
+    lhs, rhs, sizes = arrays["lhs"].shape, arrays["rhs"].shape, arrays["group_sizes"].shape
+    if spec.product is Product.FORWARD:
+        fits = out_shape[1:] == (lhs[1], rhs[3]) and lhs[2] == rhs[2]
+    elif spec.product is Product.DLHS:
+        fits = out_shape[1:] == (lhs[1], rhs[2]) and lhs[2] == rhs[3]
+    else:
+        fits = len(out_shape) == 4 and out_shape[2:] == (lhs[2], rhs[2]) and lhs[1] == rhs[1]
+    if "bias" in arrays:
+        fits = fits and arrays["bias"].shape[1:] == (rhs[1], out_shape[2])
+    batch = out_shape[0]
+    fits = fits and all(array.shape[0] in (1, batch) for array in arrays.values())
+    if not fits or sizes[0] != batch or arrays["group_offset"].shape != (batch,):
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"a {spec.product.value} product with a result of {out_shape} is not made of {shapes}")
+
+
 def run(
     spec: KernelSpec,
     arch: str,
@@ -174,9 +203,11 @@ def run(
       The result and the report.
 
     Raises:
+      ValueError: for arrays whose dtypes or shapes do not belong together.
       EmulationError: for a fault; also where a byte of the result was not written.
       AssertionError: where the launch has another amount of shared memory than the stage plan.
     """
+    _check_arrays(spec, arrays, out_shape)
     kernel = compiled(spec, arch)
     memory = Memory()
     for name, array in arrays.items():
@@ -242,10 +273,15 @@ def implementation(arch: str, **options: Any) -> Emulated:
     """An implementation that emulates every kernel.
 
     Args:
-      arch: the architecture, "sm_90a".
+      arch: the architecture, such as "sm_90a".
       **options: other fields of `Emulated`.
 
     Returns:
       What `implementation=` of the public functions takes. It runs on the CPU, under jit as well.
+
+    Raises:
+      ValueError: for an architecture that there are no kernels for.
     """
+    if arch not in architectures.BY_NAME:
+        raise ValueError(f"arch {arch!r}: there are kernels for {', '.join(architectures.BY_NAME)}")
     return Emulated(arch, **options)

@@ -40,11 +40,16 @@ class Memory:
 
         Returns:
           The address of the array, as kernels take it.
+
+        Raises:
+          ValueError: for an array that kernels could not use like this.
         """
         if name in self.buffers:
             raise ValueError(f"there is a buffer {name!r} already")
         if not array.flags.c_contiguous:
             raise ValueError(f"buffer {name!r} is not C-contiguous")
+        if writable and not array.flags.writeable:
+            raise ValueError(f"buffer {name!r} is writable for the kernel, and its array is read-only")
         written = None if initialised else np.zeros(array.nbytes, np.uint8)
         self.buffers[name] = Buffer(name, array, writable, written)
         return self.buffers[name].address

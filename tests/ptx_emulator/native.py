@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _CORE = Path(__file__).parent / "core"
@@ -115,6 +115,18 @@ def _cpu() -> bytes:
     return next((line for line in lines if line.startswith("flags")), platform.processor()).encode()
 
 
+_KEPT = 8
+"""Versions of each file of the core, and of all of it, that the cache keeps: for some checkouts side by side."""
+
+
+def forget_old(folder: Path, stems: Iterable[str], suffix: str) -> None:
+    """Of the files `<stem>-<key><suffix>`, leaves those that were used last."""
+    for stem in stems:
+        versions = [path for path in folder.glob(f"{stem}-*{suffix}") if path.name.count("-") == stem.count("-") + 1]
+        for path in sorted(versions, key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT:]:
+            path.unlink(missing_ok=True)
+
+
 def _library() -> Path:
     """The core, compiled if this user's cache does not hold it."""
     common = hashlib.sha256(_cpu() + " ".join((compiler(), *_FLAGS)).encode())
@@ -131,7 +143,12 @@ def _library() -> Path:
         objects = list(pool.map(build, sorted(_CORE.glob("*.cc"))))
     key = hashlib.sha256("".join(path.name for path in objects).encode()).hexdigest()[:24]
     library = cache_directory() / f"core-{key}.so"
-    return compile_whole([compiler(), "-shared", *map(str, objects)], library)
+    compile_whole([compiler(), "-shared", *map(str, objects)], library)
+    for path in (*objects, library):
+        path.touch()
+    forget_old(cache_directory(), (source.stem for source in _CORE.glob("*.cc")), ".o")
+    forget_old(cache_directory(), ("core",), ".so")
+    return library
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from ptx_emulator.syntax import split_operands
 OP, FLAG, SPACE = NAMES["OP"], NAMES["FLAG"], NAMES["SPACE"]
 REGISTER, CONSTANT, SINK, ADDRESS, CONSTANT_ADDRESS = range(5)
 _TYPE = re.compile(r"^([busf])(\d+)$")
-_OFFSET = re.compile(r"(.+?)\s*([+-])\s*(0[xX][0-9a-fA-F]+|\d+)$")
+_OFFSET = re.compile(r"(.+?)\s*([+-])\s*(-?)\s*(0[xX][0-9a-fA-F]+|\d+)$")
 _NUMBER = re.compile(r"^-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 
 Operand = tuple[int, int, int, int]
@@ -87,6 +87,39 @@ def vector(parts: Sequence[str]) -> int:
     return 1
 
 
+def only(parts: Sequence[str], *groups: str) -> None:
+    """Refuses an opcode with a part that none of the groups has.
+
+    Args:
+      parts: of the opcode, without the first word.
+      *groups: alternatives, separated by "|", of which one may be there once; one must be where it ends with "!".
+    """
+    left = list(groups)
+    for part in parts:
+        group = next((group for group in left if part in group.rstrip("!").split("|")), None)
+        if group is None:
+            raise KeyError(f"no .{part} here")
+        left.remove(group)
+    missing = [group for group in left if group.endswith("!")]
+    if missing:
+        raise KeyError(f"no .{missing[0].rstrip('!').replace('|', ', .')}")
+
+
+def take(arguments: Sequence[str], *counts: int) -> None:
+    """Refuses another number of operands."""
+    if len(arguments) not in counts:
+        raise KeyError(f"{len(arguments)} operands instead of {' or '.join(map(str, counts))}")
+
+
+def _split_offset(text: str) -> tuple[str, int]:
+    """(`symbol`, offset) of `symbol+offset`."""
+    match = _OFFSET.match(text)
+    if not match:
+        return text, 0
+    value = int(match.group(4), 0)
+    return match.group(1).strip(), -value if (match.group(2) == "-") != (match.group(3) == "-") else value
+
+
 class Operands:
     """Looks up the operands of one kernel."""
 
@@ -108,12 +141,14 @@ class Operands:
             return int(text.rstrip("U"), 0)
         return None
 
-    def value(self, text: str, bits: int) -> Operand:
-        """A register, immediate, symbol or sink."""
+    def value(self, text: str, bits: int, wider: bool = False) -> Operand:
+        """A register of this width, or `wider`; an immediate, a symbol or a sink."""
         if text == "_":
             return (SINK, 0, 0, bits)
         found = self.parser.register(self.scope, text)
         if found:
+            if found[1] != bits and not (wider and 1 < bits < found[1]):
+                raise KeyError(f"{text} has {found[1]} bits, not {bits}")
             return (REGISTER, found[0], 0, found[1])
         if text == "WARP_SZ":
             text = "32"
@@ -124,10 +159,7 @@ class Operands:
             special = self.parser.special(text, bits)
             if special:
                 return (REGISTER, special[0], 0, special[1])
-        addend = 0
-        offset = _OFFSET.match(text)
-        if offset:
-            text, addend = offset.group(1), int(offset.group(2) + offset.group(3), 0)
+        text, addend = _split_offset(text)
         if text in self.parser.params:
             place = self.parser.param_constant(self.parser.params[text].offset + addend, bits)
             return (CONSTANT, place, 0, bits)
@@ -139,16 +171,15 @@ class Operands:
 
     def symbol_address(self, text: str, bits: int) -> tuple[str, int] | None:
         """(symbol, addend) where a `mov` takes the address of a shared variable that is not the first."""
-        offset = _OFFSET.match(text)
-        name, addend = (offset.group(1), int(offset.group(2) + offset.group(3), 0)) if offset else (text, 0)
+        name, addend = _split_offset(text)
         if name in self.parser.shared:
             return name, addend + self.parser.shared[name]
         return None
 
-    def values(self, text: str, bits: int) -> list[Operand]:
+    def values(self, text: str, bits: int, wider: bool = False) -> list[Operand]:
         """The members of a `{...}`, or the one operand."""
         inner = split_operands(text[1:-1]) if text.startswith("{") else [text]
-        return [self.value(item, bits) for item in inner]
+        return [self.value(item, bits, wider) for item in inner]
 
     def address(self, text: str) -> Operand:
         """A `[...]`."""
@@ -157,11 +188,11 @@ class Operands:
         inner, addend = text[1:-1].strip(), 0
         found = self.parser.register(self.scope, inner)
         if not found:
-            offset = _OFFSET.match(inner)
-            if offset:
-                inner, addend = offset.group(1).strip(), int(offset.group(2) + offset.group(3), 0)
-                found = self.parser.register(self.scope, inner)
+            inner, addend = _split_offset(inner)
+            found = self.parser.register(self.scope, inner)
         if found:
+            if found[1] < 32:
+                raise KeyError(f"{inner} has {found[1]} bits, too few for an address")
             return (ADDRESS, found[0], addend, found[1])
         if inner in self.parser.shared:
             base = self.parser.special("%shared_base", 32)
@@ -180,10 +211,17 @@ class Operands:
         first, _, second = text.partition("|")
         return [self.value(first.strip(), bits), self.value(second.strip() or "_", 1)]
 
+    def cache_policy(self, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
+        """The last operand of an instruction with a cache hint. It does nothing here, but must hold a value."""
+        if "L2::cache_hint" in parts:
+            d.operands.append(self.value(arguments[-1], 64))
+
     def simple(self, d: Decoded, parts: Sequence[str], arguments: Sequence[str], name: str) -> None:
         """An operation on registers of one type."""
         d.op = OP[name]
         d.kind, d.bits = type_of(parts)
+        if d.bits == 8:
+            raise KeyError("8 bits")
         d.operands = [self.value(argument, d.bits) for argument in arguments]
 
 

@@ -29,6 +29,8 @@ class Param:
     name: str
     offset: int
     size: int
+    kind: str
+    """Of its type: b, u, s or f."""
 
 
 @dataclasses.dataclass
@@ -53,6 +55,8 @@ class Kernel:
     static_shared: int
     min_ctas: int = 1
     """Of a multiprocessor (.minnctapersm)."""
+    maxntid: tuple[int, ...] = ()
+    reqnctapercluster: tuple[int, ...] = ()
     statements: list[Statement] = dataclasses.field(default_factory=list)
     instructions: list[list[int]] = dataclasses.field(default_factory=list)
     operands: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
@@ -62,6 +66,10 @@ class Kernel:
     """(offset in the constants, bits, offset in the parameters): addresses of parameters, known at a launch."""
     specials: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     """(special register, place in the register file, bits)."""
+    tracked: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Operands that are registers which something may read before it is written: 1 read, 2 written (registers.py)."""
+    register_names: dict[int, str] = dataclasses.field(default_factory=dict)
+    """By place, for reports."""
 
     @property
     def param_bytes(self) -> int:
@@ -73,8 +81,12 @@ class Kernel:
         return np.array(self.instructions, np.int32)
 
     def operand_array(self) -> np.ndarray:
-        """(operands, 4) int64."""
-        return np.array(self.operands, np.int64).reshape(-1, 4)
+        """(operands, 5) int64."""
+        operands = np.zeros((len(self.operands), 5), np.int64)
+        operands[:, :4] = np.array(self.operands, np.int64).reshape(-1, 4)
+        for at, how in self.tracked.items():
+            operands[at, 4] = how
+        return operands
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -127,7 +139,8 @@ def _params(declarations: str) -> list[Param]:
         align = int(align_match.group(1)) if align_match else bits // 8
         offset = -(-offset // align) * align
         name = re.search(r"([\w$]+)\s*(?:\[\s*\d+\s*\])?\s*$", words).group(1)  # type: ignore[union-attr]
-        params.append(Param(name, offset, size))
+        kind = _TYPE_BITS.search(words).group(0)[1]  # type: ignore[union-attr]
+        params.append(Param(name, offset, size, kind))
         offset += size
     return params
 
@@ -136,21 +149,26 @@ class _Parser:
     """Decodes one entry."""
 
     def __init__(self, text: str, match: re.Match[str], target: str):
-        min_ctas = re.search(r"\.minnctapersm\s+(\d+)", match.group(3))
-        reqntid = re.search(r"\.reqntid\s+([\d\s,]+)", match.group(3))
+
+        def directive(name: str) -> tuple[int, ...]:
+            found = re.search(rf"\.{name}\s+([\d\s,]+)", match.group(3))
+            return tuple(int(x) for x in found.group(1).split(",") if x.strip()) if found else ()
+
         self.kernel = Kernel(
             match.group(1),
             target,
             _params(match.group(2) or ""),
-            tuple(int(x) for x in reqntid.group(1).split(",") if x.strip()) if reqntid else (),
+            directive("reqntid"),
             0,
-            int(min_ctas.group(1)) if min_ctas else 1,
+            *(directive("minnctapersm") or (1,)),
+            directive("maxntid"),
+            directive("reqnctapercluster"),
         )
         self.text, self.start = text, match.end()
         self.params = {param.name: param for param in self.kernel.params}
         self.shared: dict[str, int] = {}
         self.registers: dict[str, tuple[int, int]] = {}
-        self.special_registers: dict[str, tuple[int, int]] = {}
+        self.special_registers: dict[tuple[str, int], tuple[int, int]] = {}
         self.known_constants: dict[tuple[int, int], int] = {}
         self.declared: list[dict[str, int]] = [{}]
         self.parents: list[int] = [-1]
@@ -247,6 +265,7 @@ class _Parser:
                 key = f"{scope}:{name}"
                 if key not in self.registers:
                     self.registers[key] = (self.place(bits), bits)
+                    self.kernel.register_names[self.registers[key][0]] = name
                 return self.registers[key]
             scope = self.parents[scope]
         return None
@@ -260,14 +279,14 @@ class _Parser:
 
     def special(self, name: str, bits: int) -> tuple[int, int] | None:
         """(place, bits) of a special register, or None where the name is not one."""
-        if name not in self.special_registers:
+        wide = 64 if bits == 64 else 32
+        if (name, wide) not in self.special_registers:
             number = NAMES["SPECIAL"].get(name.lstrip("%").replace(".", "_"))
             if number is None:
                 return None
-            wide = 64 if bits == 64 else 32
-            self.special_registers[name] = (self.place(wide), wide)
-            self.kernel.specials.append((number, self.special_registers[name][0], wide))
-        return self.special_registers[name]
+            self.special_registers[name, wide] = (self.place(wide), wide)
+            self.kernel.specials.append((number, self.special_registers[name, wide][0], wide))
+        return self.special_registers[name, wide]
 
     def constant(self, value: int, bits: int) -> int:
         """Place of a constant, the same in every lane."""

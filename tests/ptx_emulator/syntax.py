@@ -6,8 +6,8 @@ from __future__ import annotations
 class UnsupportedInstructionError(ValueError):
     """An instruction that the emulator does not know."""
 
-    def __init__(self, line: int, text: str):
-        super().__init__(f"line {line}: the emulator does not know `{text}`")
+    def __init__(self, line: int, text: str, why: str = ""):
+        super().__init__(f"line {line}: the emulator does not know `{text}`" + (f": {why}" if why else ""))
         self.line = line
         self.text = text
 

@@ -1,10 +1,13 @@
-// Arithmetic and conversions.
+// Arithmetic.
+#include <algorithm>
 #include <cmath>
 
 #include "lanes.h"
 #include "machine.h"
 
 namespace ptx {
+
+constexpr int64_t kLowest = INT32_MIN, kHighest = INT32_MAX;
 
 // Runs `f` on the lanes of two sources of type T.
 #define BINARY(T, expression)               \
@@ -29,6 +32,53 @@ namespace ptx {
     }                                       \
     Blend(Destination<T>(c, 0), r, c.mask); \
   } while (false)
+
+// float32 with .ftz, which takes denormal numbers for zeros, or .sat, which keeps results within [0, 1].
+void Machine::FloatWithModifiers(Context& c) {
+  const Instr& i = c.instr;
+  const bool flushes = i.has(k_ftz);
+  for (int l = 0; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    const auto operand = [&](int o) {
+      const float value = o < i.operands ? BitCast<float>(static_cast<uint32_t>(Value(c, o, l))) : 0.0f;
+      return flushes ? Flush(value) : value;
+    };
+    const float x = operand(1), y = operand(2);
+    float r = 0;
+    switch (i.op()) {
+      case Op::add:
+        r = x + y;
+        break;
+      case Op::sub:
+        r = x - y;
+        break;
+      case Op::mul_lo:
+        r = x * y;
+        break;
+      case Op::div:
+        r = x / y;
+        break;
+      case Op::fma:
+        r = std::fma(x, y, operand(3));
+        break;
+      case Op::min:
+      case Op::max:
+        r = Extreme(x, y, i.op() == Op::min);
+        break;
+      case Op::neg:
+        r = -x;
+        break;
+      case Op::abs:
+        r = std::fabs(x);
+        break;
+      default:
+        Fail("unsupported", c.site(*this), "no such operation on floating point");
+    }
+    r = Canonical(r);
+    if (flushes) r = Flush(r);
+    Put(c, 0, l, BitCast<uint32_t>(i.has(k_saturate) ? Saturate(r) : r));
+  }
+}
 
 void Machine::Alu(Context& c) {
   const Instr& i = c.instr;
@@ -57,6 +107,7 @@ void Machine::Alu(Context& c) {
     d = (d & ~c.mask) | (r & c.mask);
     return;
   }
+  if (i.kind == 'f' && (i.has(k_ftz) || i.has(k_saturate))) return FloatWithModifiers(c);
   if (i.kind == 'f') {
     if (i.bits == 32) {
       switch (i.op()) {
@@ -123,10 +174,18 @@ void Machine::Alu(Context& c) {
   if (i.bits == 32) {
     switch (i.op()) {
       case Op::add:
-        BINARY(uint32_t, x + y);
+        if (i.has(k_saturate)) {
+          BINARY(int32_t, std::clamp(int64_t{x} + y, kLowest, kHighest));
+        } else {
+          BINARY(uint32_t, x + y);
+        }
         return;
       case Op::sub:
-        BINARY(uint32_t, x - y);
+        if (i.has(k_saturate)) {
+          BINARY(int32_t, std::clamp(int64_t{x} - y, kLowest, kHighest));
+        } else {
+          BINARY(uint32_t, x - y);
+        }
         return;
       case Op::mul_lo:
         BINARY(uint32_t, x* y);
@@ -355,110 +414,6 @@ void Machine::Alu(Context& c) {
     }
     if (i.has(k_relu) && Extend(Truncate(r, bits), bits) < 0) r = 0;
     Put(c, 0, l, Truncate(r, width));
-  }
-}
-
-void Machine::Convert(Context& c) {
-  const Instr& i = c.instr;
-  if (i.op() == Op::cvt_pack) {
-    const float* high = Source<float>(c, 1);
-    const float* low = Source<float>(c, 2);
-    uint32_t r[32];
-    for (int l = 0; l < 32; ++l) {
-      const float h = i.has(k_relu) ? std::fmax(high[l], 0.0f) : high[l];
-      const float w = i.has(k_relu) ? std::fmax(low[l], 0.0f) : low[l];
-      switch (static_cast<Format>(i.variant)) {
-        case Format::bf16:
-          r[l] = RoundToBf16(h) << 16 | RoundToBf16(w);
-          break;
-        case Format::f16:
-          r[l] = RoundToF16(h) << 16 | RoundToF16(w);
-          break;
-        case Format::e4m3:
-          r[l] = RoundToE4m3(h) << 8 | RoundToE4m3(w);
-          break;
-        default:
-          r[l] = RoundToE5m2(h) << 8 | RoundToE5m2(w);
-          break;
-      }
-    }
-    Blend(Destination<uint32_t>(c, 0), r, c.mask);
-    return;
-  }
-  const bool from_float = i.kind2 == 'f' || i.kind2 == 'h' || i.kind2 == 'x';
-  const bool to_float = i.kind == 'f' || i.kind == 'h' || i.kind == 'x' || i.kind == 't';
-  for (int l = 0; l < 32; ++l) {
-    if (!(c.mask >> l & 1)) continue;
-    const uint64_t raw = Truncate(Value(c, 1, l), i.bits2);
-    if (!from_float && !to_float) {
-      uint64_t r = i.kind2 == 's' ? static_cast<uint64_t>(Extend(raw, i.bits2)) : raw;
-      if (i.has(k_saturate)) Fail("unsupported", c.site(*this), "saturating conversion of integers");
-      // A narrow result in a wider register is extended by its own sign.
-      const Operand& o = c.operands[0];
-      r = Truncate(r, i.bits);
-      if (i.kind == 's' && o.bits > i.bits)
-        r = Truncate(static_cast<uint64_t>(Extend(r, i.bits)), static_cast<int>(o.bits));
-      Put(c, 0, l, r);
-      continue;
-    }
-    if (i.kind2 == 'x' && i.kind == 'f' && i.bits == 32 && static_cast<Round>(i.variant) == Round::none) {
-      Put(c, 0, l, raw << 16);  // the bits, also those of a NaN
-      continue;
-    }
-    double value = 0;
-    if (i.kind2 == 'f') {
-      value = i.bits2 == 64 ? BitCast<double>(raw) : BitCast<float>(static_cast<uint32_t>(raw));
-    } else if (i.kind2 == 'h') {
-      value = HalfTable()[raw];
-    } else if (i.kind2 == 'x') {
-      value = BitCast<float>(static_cast<uint32_t>(raw) << 16);
-    } else {
-      value = i.kind2 == 's' ? static_cast<double>(Extend(raw, i.bits2)) : static_cast<double>(raw);
-    }
-    const Round round = static_cast<Round>(i.variant);
-    if (to_float) {
-      if (round != Round::none && round != Round::rn && round != Round::rni && !(i.kind == 't')) {
-        Fail("unsupported", c.site(*this), "rounding mode");
-      }
-      if (round == Round::rni) value = std::nearbyint(value);
-      if (i.has(k_saturate)) value = std::isnan(value) ? 0 : std::fmin(std::fmax(value, 0.0), 1.0);
-      if (i.kind == 'f') {
-        Put(c, 0, l, i.bits == 64 ? BitCast<uint64_t>(value) : BitCast<uint32_t>(Canonical(static_cast<float>(value))));
-      } else if (i.kind == 't') {
-        const uint32_t bits = BitCast<uint32_t>(static_cast<float>(value));
-        Put(c, 0, l, (bits + 0x1000) & 0xffffe000u);  // cvt.rna: to nearest, ties away
-      } else {
-        Put(c, 0, l, i.kind == 'h' ? RoundToF16(static_cast<float>(value)) : RoundToBf16(static_cast<float>(value)));
-      }
-      continue;
-    }
-    switch (round) {
-      case Round::rni:
-        value = std::nearbyint(value);
-        break;
-      case Round::rmi:
-        value = std::floor(value);
-        break;
-      case Round::rpi:
-        value = std::ceil(value);
-        break;
-      default:
-        value = std::trunc(value);
-    }
-    const bool is_signed = i.kind == 's';
-    const double low = is_signed ? -std::ldexp(1.0, i.bits - 1) : 0;
-    const double high = std::ldexp(1.0, is_signed ? i.bits - 1 : i.bits);
-    uint64_t r = 0;
-    if (std::isnan(value)) {
-      r = 0;
-    } else if (value <= low) {
-      r = is_signed ? uint64_t{1} << (i.bits - 1) : 0;
-    } else if (value >= high) {
-      r = is_signed ? (uint64_t{1} << (i.bits - 1)) - 1 : ~uint64_t{0};
-    } else {
-      r = is_signed ? static_cast<uint64_t>(static_cast<int64_t>(value)) : static_cast<uint64_t>(value);
-    }
-    Put(c, 0, l, Truncate(r, i.bits));
   }
 }
 

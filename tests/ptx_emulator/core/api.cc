@@ -60,7 +60,7 @@ extern "C" char* ptx_emulator_run(LaunchArgument* launch) {
   using ptx::Text;
   ptx::Program program;
   static_assert(sizeof(ptx::Instr) == 16 * sizeof(int32_t));
-  static_assert(sizeof(ptx::Operand) == 4 * sizeof(int64_t));
+  static_assert(sizeof(ptx::Operand) == 5 * sizeof(int64_t));
   const auto* instructions = reinterpret_cast<const ptx::Instr*>(launch->instructions);
   program.instructions.assign(instructions, instructions + launch->instruction_count);
   const auto* operands = reinterpret_cast<const ptx::Operand*>(launch->operands);

@@ -53,13 +53,7 @@ void Machine::StoreAsync(Context& c) {
                                Actor actor = AsyncActor(op, pc, false);
                                actor.access.pc_flags &= ~kAsync;
                                WriteShared(site, *store.place.cta, store.place.offset, bytes, actor, store.data.data());
-                               SharedPlace found;
-                               Mbarrier& barrier = Barrier(site, cluster, store.barrier, &found);
-                               if (options_.races) {
-                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 Signal(barrier, op);
-                               }
-                               CompleteBytes(site, barrier, bytes, found.offset);
+                               Complete(site, cluster, store.barrier, op, bytes);
                              }
                            },
                            site, now_ + costs.barrier});
@@ -85,13 +79,7 @@ void Machine::BulkLoad(Context& c) {
                                std::vector<uint8_t> data(bytes);
                                ReadGlobal(site, cluster, from, bytes, actor, data.data());
                                WriteShared(site, *place.cta, place.offset, bytes, actor, data.data());
-                               SharedPlace found;
-                               Mbarrier& barrier = Barrier(site, cluster, barrier_address, &found);
-                               if (options_.races) {
-                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 Signal(barrier, op);
-                               }
-                               CompleteBytes(site, barrier, bytes, found.offset);
+                               Complete(site, cluster, barrier_address, op, bytes);
                              },
                              site, LoadReady(*place.cta, bytes, from)});
   }
@@ -206,14 +194,7 @@ void Machine::TryCancel(Context& c) {
     const uint32_t pc = c.fragment.pc;
     cluster.tasks.push_back({[=, this, &cluster] {
                                WriteShared(site, *target, place.offset, 16, AsyncActor(op, pc, false), response.data());
-                               SharedPlace found;
-                               Mbarrier& barrier =
-                                   Barrier(site, cluster, target->rank << kRankShift | barrier_place.offset, &found);
-                               if (options_.races) {
-                                 CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                                 Signal(barrier, op);
-                               }
-                               CompleteBytes(site, barrier, 16, found.offset);
+                               Complete(site, cluster, target->rank << kRankShift | barrier_place.offset, op, 16);
                              },
                              site, now_ + costs.barrier});
   }

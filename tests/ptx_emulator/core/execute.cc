@@ -4,15 +4,27 @@
 
 namespace ptx {
 
-// Whether all lanes of `members` that are alive are here. Where some are elsewhere, this group waits for them.
-bool Machine::Converged(Context& c, uint32_t members) {
-  const uint32_t needed = members & c.warp.live;
-  if ((needed & ~c.mask) == 0) return true;
-  if ((needed & ~c.fragment.mask) == 0) {
-    Fail("protocol", c.site(*this), Text("lanes %#010x do not take part: their guard is false", needed & ~c.mask));
+// Registers that something may read before it is written, by lane (registers.py finds which those are).
+void Machine::TrackRegisters(Context& c) {
+  std::vector<uint32_t>& written = c.warp.written;
+  const auto check = [&](int64_t place, uint32_t lanes) {
+    const uint32_t missing = lanes & ~written[static_cast<size_t>(place) / 32];
+    if (missing == 0) return;
+    Site site = c.site(*this);
+    site.lanes = missing;
+    Fail("uninitialised", site, Text("{register %lld} was never written", static_cast<long long>(place)));
+  };
+  if (c.instr.has(k_tracked_guard)) check(c.instr.guard, c.fragment.mask);
+  if (c.mask == 0) return;
+  uint32_t adds = c.mask;  // lanes that read accumulators
+  if (c.instr.op() == Op::wgmma_mma) adds &= *Source<uint32_t>(c, c.instr.count / 2 + 2);
+  for (int o = 0; o < c.instr.operands; ++o) {
+    const Operand& operand = c.operands[o];
+    if (operand.tracked & kRead) check(operand.place, operand.tracked & kWritten ? adds : c.mask);
   }
-  c.fragment.wait = {Wait::kLanes, c.warp.cta, needed, 0};
-  return false;
+  for (int o = 0; o < c.instr.operands; ++o) {
+    if (c.operands[o].tracked & kWritten) written[static_cast<size_t>(c.operands[o].place) / 32] |= c.mask;
+  }
 }
 
 // Registers go from warp to warp through a pool of the CTA.
@@ -38,54 +50,9 @@ Step Machine::SetRegisters(Context& c) {
   return Step::kNext;
 }
 
-void Machine::Shuffle(Context& c) {
-  const Instr& i = c.instr;
-  const uint32_t* value = Source<uint32_t>(c, 2);
-  const uint32_t* by = Source<uint32_t>(c, 3);
-  const uint32_t* limits = Source<uint32_t>(c, 4);
-  uint32_t r[32], in_range = 0;
-  for (int l = 0; l < 32; ++l) {
-    r[l] = 0;
-    if (!(c.mask >> l & 1)) continue;
-    const int segment = static_cast<int>(limits[l] >> 8 & 31), clamp = static_cast<int>(limits[l] & 31);
-    const int highest = (l & segment) | (clamp & ~segment), lowest = l & segment;
-    const int b = static_cast<int>(by[l] & 31);
-    int source = l;
-    bool ok = true;
-    switch (static_cast<ptx::Shuffle>(i.variant)) {
-      case ptx::Shuffle::idx:
-        source = lowest | (b & ~segment);
-        ok = source <= highest;
-        break;
-      case ptx::Shuffle::up:
-        source = l - b;
-        ok = source >= highest;
-        break;
-      case ptx::Shuffle::down:
-        source = l + b;
-        ok = source <= highest;
-        break;
-      case ptx::Shuffle::bfly:
-        source = l ^ b;
-        ok = source <= highest;
-        break;
-    }
-    if (!ok) source = l;
-    if (!(c.mask >> source & 1)) {
-      Fail("protocol", c.site(*this), Text("lane %d takes a value from lane %d, which is not here", l, source));
-    }
-    r[l] = value[source];
-    in_range |= static_cast<uint32_t>(ok) << l;
-  }
-  if (c.operands[0].kind != kSink) Blend(Destination<uint32_t>(c, 0), r, c.mask);
-  if (c.operands[1].kind != kSink) {
-    uint32_t& d = *Destination<uint32_t>(c, 1);
-    d = (d & ~c.mask) | (in_range & c.mask);
-  }
-}
-
 Step Machine::Execute(Context& c) {
   const Instr& i = c.instr;
+  if (i.has(k_tracked)) TrackRegisters(c);
   if (i.has(k_touches_loads) && !c.warp.tmem_pending.empty()) CheckLoads(c);
   if (i.has(k_touches_accumulators) && i.op() != Op::wgmma_mma) CheckAccumulators(c);
   const int lane = __builtin_ctz(c.mask);
@@ -140,8 +107,22 @@ Step Machine::Execute(Context& c) {
     case Op::setp: {
       const Compare how = static_cast<Compare>(i.variant);
       uint32_t r = 0;
-      if (i.bits == 32 && i.kind == 'f') {
+      if (i.bits == 32 && i.has(k_ftz)) {
+        float a[32], b[32];
+        for (int l = 0; l < 32; ++l) {
+          a[l] = Flush(Source<float>(c, 2)[l]);
+          b[l] = Flush(Source<float>(c, 3)[l]);
+        }
+        r = CompareLanes(how, a, b);
+      } else if (i.bits == 32 && i.kind == 'f') {
         r = CompareLanes(how, Source<float>(c, 2), Source<float>(c, 3));
+      } else if (i.bits == 16 && i.kind == 'f') {
+        float a[32], b[32];
+        for (int l = 0; l < 32; ++l) {
+          a[l] = HalfTable()[Value(c, 2, l) & 0xffff];
+          b[l] = HalfTable()[Value(c, 3, l) & 0xffff];
+        }
+        r = CompareLanes(how, a, b);
       } else if (i.bits == 64 && i.kind == 'f') {
         r = CompareLanes(how, Source<double>(c, 2), Source<double>(c, 3));
       } else if (i.bits == 32 && i.kind == 's') {
@@ -164,12 +145,13 @@ Step Machine::Execute(Context& c) {
         }
         r = CompareLanes(how, a, b);
       }
-      uint32_t both[2] = {r, ~r};
+      const uint32_t both[2] = {r, ~r};
+      const uint32_t third = i.extra == 0 ? 0 : *Source<uint32_t>(c, 4);  // may be a destination too
       for (int d = 0; d < 2; ++d) {
         if (c.operands[d].kind == kSink) continue;
         uint32_t value = both[d];
         if (i.extra != 0) {
-          const uint32_t other = i.count < 0 ? ~*Source<uint32_t>(c, 4) : *Source<uint32_t>(c, 4);
+          const uint32_t other = i.count < 0 ? ~third : third;
           value = i.extra == 1 ? value & other : i.extra == 2 ? value | other : value ^ other;
         }
         uint32_t& destination = *Destination<uint32_t>(c, d);
@@ -193,8 +175,10 @@ Step Machine::Execute(Context& c) {
       return Step::kNext;
     }
     case Op::cvt:
-    case Op::cvt_pack:
       Convert(c);
+      return Step::kNext;
+    case Op::cvt_pack:
+      ConvertPairs(c);
       return Step::kNext;
     case Op::cvta_shared:
       for (int l = 0; l < 32; ++l) {
@@ -212,44 +196,17 @@ Step Machine::Execute(Context& c) {
       }
       return Step::kNext;
     case Op::shfl:
-      if (!Converged(c, Source<uint32_t>(c, 5)[lane])) return Step::kBlocked;
+      if (!MembersMeet(c, 5)) return Step::kBlocked;
       Shuffle(c);
       return Step::kNext;
-    case Op::vote: {
-      const uint32_t members = Source<uint32_t>(c, 2)[lane];
-      if (!Converged(c, members)) return Step::kBlocked;
-      const uint32_t p = *Source<uint32_t>(c, 1);
-      const uint32_t true_lanes = (i.extra ? ~p : p) & c.mask & members;
-      uint32_t r = true_lanes;
-      const uint32_t all = c.mask & members;
-      switch (static_cast<Vote>(i.variant)) {
-        case Vote::ballot:
-          break;
-        case Vote::any:
-          r = true_lanes != 0;
-          break;
-        case Vote::all:
-          r = true_lanes == all;
-          break;
-        case Vote::uni:
-          r = true_lanes == 0 || true_lanes == all;
-          break;
-      }
-      for (int l = 0; l < 32; ++l) {
-        if (c.mask >> l & 1) Put(c, 0, l, r);
-      }
+    case Op::vote:
+      if (!MembersMeet(c, 2)) return Step::kBlocked;
+      VoteAll(c);
       return Step::kNext;
-    }
-    case Op::elect: {
-      const uint32_t members = Source<uint32_t>(c, 2)[lane];
-      if (!Converged(c, members)) return Step::kBlocked;
-      for (int l = 0; l < 32; ++l) {
-        if (!(c.mask >> l & 1)) continue;
-        Put(c, 0, l, static_cast<uint64_t>(lane));
-        Put(c, 1, l, l == lane);
-      }
+    case Op::elect:
+      if (!MembersMeet(c, 2)) return Step::kBlocked;
+      Elect(c);
       return Step::kNext;
-    }
     case Op::activemask:
       for (int l = 0; l < 32; ++l) {
         if (c.mask >> l & 1) Put(c, 0, l, c.mask);
@@ -263,22 +220,10 @@ Step Machine::Execute(Context& c) {
       if (!Converged(c, ~0u)) return Step::kBlocked;
       return SetRegisters(c);
     }
-    case Op::bar_warp_sync: {
-      const uint32_t members = Source<uint32_t>(c, 0)[lane];
-      if (!Converged(c, members)) return Step::kBlocked;
-      if (options_.races) {
-        // Every member knows what any of them knew.
-        Clocks all = c.warp.lanes[lane];
-        for (int l = 0; l < 32; ++l) {
-          if (c.mask & members & 1u << l) Join(all, c.warp.lanes[l]);
-        }
-        for (int l = 0; l < 32; ++l) {
-          if (c.mask & members & 1u << l) c.warp.lanes[l] = all;
-        }
-        Tick(c.warp);
-      }
+    case Op::bar_warp_sync:
+      if (!MembersMeet(c, 0)) return Step::kBlocked;
+      SyncWarp(c);
       return Step::kNext;
-    }
     case Op::bar_sync:
       return BarSync(c, true);
     case Op::bar_arrive:

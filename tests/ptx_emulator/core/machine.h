@@ -104,10 +104,13 @@ struct Warp {
   uint32_t clock = 1;
   uint32_t register_count = 0;
   int failed_polls = 0;
+  std::set<uint32_t> asked;  // waits at mbarriers that have answered too early once
   uint32_t polled_pc = 0;
   uint64_t polled_at = 0;
   std::vector<Clocks> lanes;
-  std::vector<Clocks> fences;  // what thread fences have published, for relaxed arrivals
+  std::vector<Clocks> fences;     // what thread fences have published, for relaxed arrivals and stores
+  std::vector<Clocks> pending;    // what relaxed loads saw, for the next fence
+  std::vector<uint32_t> written;  // lanes, by register: places in units of 32 bytes
 
   // Bulk copies.
   BulkGroup open_group;
@@ -161,6 +164,8 @@ struct Mbarrier {
   std::vector<uint32_t> previous;  // what was known when the phase before the last was complete
   Access init;
   bool init_fenced = false;
+  Access relaxed;  // the last arrival by another CTA that releases nothing, and its phase
+  uint32_t relaxed_phase = 0;
   std::vector<int64_t> observed;  // by thread of the cluster: last phase that it waited for
   std::deque<BarrierEvent> events;
   double time = 0;
@@ -169,6 +174,7 @@ struct Mbarrier {
 struct NamedBarrier {
   uint32_t arrived = 0, expected = 0;
   uint64_t generation = 0;
+  Site last;  // arrival
   Clocks current, complete;
   double time = 0;
 };
@@ -194,6 +200,9 @@ struct Cta {
   Dim3 id;
   std::vector<uint8_t> shared, shared_written;  // from the start of the window
   std::unique_ptr<Shadow> shadow;
+  bool ended = false;                    // all threads have; shared memory is gone
+  uint32_t first_agent = 0, agents = 0;  // its threads
+  std::vector<Access> uses;              // by agent: the last access to shared memory by others than its threads
   std::unordered_map<uint32_t, Mbarrier> barriers;
   std::vector<uint8_t> barrier_words;  // 1 where an mbarrier is, by 8 bytes of the window
   std::array<NamedBarrier, 16> named;
@@ -229,6 +238,7 @@ struct Cluster {
   std::array<uint32_t, kWideSlots> wide_slot_clocks{};
   uint64_t generation = 0;
   uint32_t arrived_warps = 0;
+  std::unordered_map<uint64_t, Clocks> published;  // by address: what releases have stored there
   Clocks barrier_current, barrier_complete;
   double time = 0;
 };
@@ -279,10 +289,14 @@ class Machine {
   double LoadReady(Cta& cta, uint64_t bytes, uint64_t address);
   double StoreReady(Cta& cta, uint64_t bytes);
   double TensorReady(Cta& cta, int core, double products, double rate, double earliest);
-  void FinishWarp(Warp& warp);
-  void FinishCluster(Cluster& cluster);
   [[noreturn]] void Deadlock();
   std::string Describe(Warp& warp, const Fragment& fragment);
+
+  // ---- lifetime.cc: what must be over when something ends ----
+  void FinishWarp(Warp& warp);
+  void FinishCta(Cta& cta);
+  void FinishCluster(Cluster& cluster);
+  void Use(const Site& site, Cta& cta, const Actor& actor);
 
   // ---- faults ----
   Site Here(const Warp& warp, uint32_t pc, uint32_t lanes) const { return {pc, warp.cta->id, warp.id, lanes}; }
@@ -303,9 +317,21 @@ class Machine {
   Step Execute(Context& c);
   Step SetRegisters(Context& c);
   void Alu(Context& c);
+  void FloatWithModifiers(Context& c);
+
+  // ---- convert.cc ----
   void Convert(Context& c);
-  void Shuffle(Context& c);
+  void ConvertPairs(Context& c);
+  uint64_t ConvertNumber(const Instr& i, uint64_t raw);
+  void TrackRegisters(Context& c);
+
+  // ---- warp_sync.cc ----
   bool Converged(Context& c, uint32_t members);
+  bool MembersMeet(Context& c, int operand);
+  void Shuffle(Context& c);
+  void VoteAll(Context& c);
+  void Elect(Context& c);
+  void SyncWarp(Context& c);
 
   template <typename T>
   T* Destination(const Context& c, int i) {
@@ -350,12 +376,18 @@ class Machine {
   void ReadGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor, void* to);
   void WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor,
                    const void* from);
+  void MarkCoherence(const Site& site, Buffer& buffer, uint64_t offset, uint64_t bytes, uint8_t how);
   bool StoresAlike(const Context& c) const;
   void LoadStore(Context& c);
-  void AtomicOp(Context& c);
   void Matrix(Context& c);
   Actor LaneActor(const Context& c, int lane, uint32_t flags = 0) const;
   Space Resolve(const Context& c, uint64_t& address) const;
+
+  // ---- atomics.cc ----
+  void AtomicOp(Context& c);
+  void Publish(Context& c, uint32_t lanes, uint64_t address, bool keeps);
+  void Observe(Context& c, int lane, uint64_t address);
+  uint64_t PlaceOf(const Context& c, uint64_t address) const;
 
   // ---- sync.cc: barriers, fences, clocks ----
   void Release(Warp& warp, uint32_t lanes, Clocks& to);
@@ -365,12 +397,14 @@ class Machine {
   void CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks& clocks, bool async, uint32_t offset);
   void Arrive(const Site& site, Mbarrier& barrier, uint32_t count, uint32_t offset);
   void CompleteBytes(const Site& site, Mbarrier& barrier, int64_t bytes, uint32_t offset);
+  void FinishClusterPhase(Cluster& cluster);
   void FinishPhase(const Site& site, Mbarrier& barrier, uint32_t offset);
   void Note(Mbarrier& barrier, const char* what, const Site& site, int64_t value);
   std::string History(const Mbarrier& barrier) const;
   void MbarrierInit(Context& c);
   void MbarrierArrive(Context& c);
   Step MbarrierWait(Context& c);
+  bool AsksTooEarly(Context& c, uint32_t passed);
   Step BarSync(Context& c, bool waits);
   void ClusterArrive(Context& c);
   Step ClusterWait(Context& c);
@@ -387,6 +421,8 @@ class Machine {
     uint16_t cluster = 0;
   };
   void Signal(Mbarrier& barrier, const AsyncOp& op);
+  Mbarrier& AsyncBarrier(const Site& site, Cluster& cluster, uint32_t address, const AsyncOp& op, SharedPlace* place);
+  void Complete(const Site& site, Cluster& cluster, uint32_t address, const AsyncOp& op, int64_t bytes);
   AsyncOp StartAsync(Context& c, int lane);
   AsyncOp StartTensor(Context& c, int lane);
   Actor AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t flags = 0) const;
@@ -447,6 +483,8 @@ class Machine {
   Options options_;
   GlobalMemory& memory_;
   std::vector<uint8_t> constants_;
+  std::array<int, kSpaceClasses> fence_of_{};       // which fenced clocks are for a space, or -1
+  int fences_ = 0;                                  // how many there are
   std::vector<std::unique_ptr<Cluster>> clusters_;  // that run now
   std::deque<Dim3> waiting_;
   uint16_t started_ = 0;

@@ -15,11 +15,19 @@ struct Buffer {
   bool writable = false;
   uint8_t* written = nullptr;  // a byte per byte; nullptr where all hold values
   std::unique_ptr<Shadow> shadow;
+  std::vector<uint8_t> coherence;  // a byte per byte, where the program has ld.global.nc: kStored, kNonCoherent
 };
+
+constexpr uint8_t kStored = 1, kNonCoherent = 2;
 
 class GlobalMemory {
  public:
   void Add(Buffer buffer) { buffers_.push_back(std::move(buffer)); }
+
+  template <typename F>
+  void ForEach(const F& f) {
+    for (Buffer& buffer : buffers_) f(buffer);
+  }
 
   // The buffer that holds all of [address, address + bytes), or nullptr.
   Buffer* Find(uint64_t address, uint64_t bytes) {

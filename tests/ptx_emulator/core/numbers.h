@@ -20,6 +20,12 @@ To BitCast(From from) {
 // NVIDIA GPUs give one NaN, whatever went in: measured on an H200.
 inline float Canonical(float value) { return value != value ? BitCast<float>(0x7fffffffu) : value; }
 
+// .ftz: denormal numbers are zeros of their sign.
+inline float Flush(float value) { return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value; }
+
+// .sat: to [0, 1], a NaN to 0.
+inline float Saturate(float value) { return !(value > 0) ? 0.0f : value < 1 ? value : 1.0f; }
+
 inline uint32_t RoundToBf16(float value) {
   const uint32_t bits = BitCast<uint32_t>(value);
   if (std::isnan(value)) return 0x7fff;

@@ -160,10 +160,13 @@ enum OperandKind : int64_t { kRegister, kConstant, kSink, kAddress, kConstantAdd
 
 struct Operand {
   int64_t kind;
-  int64_t place;   // in the register file, or in the constants
-  int64_t addend;  // of an address
-  int64_t bits;    // of the register
+  int64_t place;    // in the register file, or in the constants
+  int64_t addend;   // of an address
+  int64_t bits;     // of the register
+  int64_t tracked;  // kRead, kWritten: of a register that something may read before it is written
 };
+
+constexpr int64_t kRead = 1, kWritten = 2;
 
 struct SpecialRegister {
   int64_t number;

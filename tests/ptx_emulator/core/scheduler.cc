@@ -99,6 +99,10 @@ void Machine::RunWarp(Warp& warp, int quantum) {
       Spend(warp, instr);
       now_ = warp.time;
     }
+    if (instr.has(k_tracked_guard)) {
+      Context context{warp, *fragment, instr, program_.operands.data() + instr.first, 0};
+      TrackRegisters(context);
+    }
     if (instr.op() == Op::bra) {
       const uint32_t rest = fragment->mask & ~mask;
       if (mask == 0) {

@@ -31,10 +31,13 @@ struct Actor {
   const Clocks* clocks = nullptr;
 };
 
-inline bool Ordered(const Access& before, const Access& now, const Clocks& clocks, bool before_writes) {
+// `fence`: which of the fenced clocks are for the place, or -1 where no fence of the program is for it.
+inline bool Ordered(const Access& before, const Access& now, const Clocks& clocks, bool before_writes,
+                    int fence = kNoProxies) {
   if (before.cluster != now.cluster) return false;
-  const bool crosses = before_writes && now.has(kAsync) && !before.has(kAsync);
-  const uint32_t* known = (crosses ? clocks.fenced : clocks.seen).data() + before.base;
+  const bool crosses = fence != kNoProxies && before_writes && now.has(kAsync) && !before.has(kAsync);
+  if (crosses && fence < 0) return false;
+  const uint32_t* known = (crosses ? clocks.fenced[static_cast<size_t>(fence)] : clocks.seen).data() + before.base;
   if (before.lanes == ~0u) {
     uint32_t late = 0;
     for (int i = 0; i < 32; ++i) late |= known[i] < before.clock;
@@ -51,6 +54,14 @@ class Shadow {
   // Lines of `line_bytes`, of four words each.
   explicit Shadow(uint64_t bytes, uint32_t line_bytes = 16)
       : word_bytes_(line_bytes / 4), line_bytes_(line_bytes), lines_((bytes + line_bytes - 1) / line_bytes) {}
+
+  // Which fences are for what the agents [first, first + agents) write here, and which for what others do.
+  void SetFences(int of_own, int of_others, uint32_t first = 0, uint32_t agents = 0) {
+    of_own_ = of_own;
+    of_others_ = of_others;
+    first_ = first;
+    agents_ = agents;
+  }
 
   // `report(before, before_writes, offset)` is called for each access that nothing orders before this one.
   template <typename Report>
@@ -124,7 +135,7 @@ class Shadow {
     const auto conflicts = [&](const Access& before, bool before_writes) {
       if (before.lanes == 0 || !(before.bytes() & access.bytes())) return false;
       if (before.has(kAtomic) && access.has(kAtomic)) return false;
-      return !Ordered(before, access, clocks, before_writes);
+      return !Ordered(before, access, clocks, before_writes, before.base - first_ < agents_ ? of_own_ : of_others_);
     };
     if (conflicts(cell.write, true)) report(cell.write, true, offset);
     if (writes) {
@@ -175,6 +186,8 @@ class Shadow {
   }
 
   uint32_t word_bytes_, line_bytes_;
+  int of_own_ = kNoProxies, of_others_ = kNoProxies;
+  uint32_t first_ = 0, agents_ = 0;
   std::vector<Line> lines_;
   std::vector<std::array<Cell, 4>> parts_;
   std::vector<int32_t> free_;

@@ -32,10 +32,17 @@ Machine::SharedPlace Machine::Shared(const Site& site, Cluster& cluster, uint32_
   if (offset % align != 0) {
     Fail("misaligned", site, Text("shared address %#x is not a multiple of %u", address, align));
   }
-  return {cluster.ctas[rank].get(), offset};
+  Cta& cta = *cluster.ctas[rank];
+  if (cta.ended) {
+    Fail("protocol", site,
+         Text("CTA (%u, %u, %u) has ended: its shared memory, byte %u here, is gone", cta.id.x, cta.id.y, cta.id.z,
+              offset - kReservedShared));
+  }
+  return {&cta, offset};
 }
 
 void Machine::ReadShared(const Site& site, Cta& cta, uint32_t offset, uint32_t bytes, const Actor& actor, void* to) {
+  Use(site, cta, actor);
   const uint8_t* written = cta.shared_written.data() + offset;
   if (std::memchr(written, 0, bytes) != nullptr) {
     const uint32_t first = static_cast<uint32_t>(std::find(written, written + bytes, 0) - written);
@@ -57,6 +64,7 @@ void Machine::ReadShared(const Site& site, Cta& cta, uint32_t offset, uint32_t b
 
 void Machine::WriteShared(const Site& site, Cta& cta, uint32_t offset, uint32_t bytes, const Actor& actor,
                           const void* from) {
+  Use(site, cta, actor);
   const uint32_t first_word = offset / 8, last_word = (offset + bytes - 1) / 8;
   if (std::memchr(cta.barrier_words.data() + first_word, 1, last_word - first_word + 1) != nullptr) {
     Fail("protocol", site,
@@ -109,6 +117,7 @@ void Machine::WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, 
          Text("a write to buffer %s, which is read-only, at byte %llu", buffer->name.c_str(),
               static_cast<unsigned long long>(offset)));
   }
+  if (!buffer->coherence.empty()) MarkCoherence(site, *buffer, offset, bytes, kStored);
   if (options_.races && buffer->shadow != nullptr) {
     buffer->shadow->Touch(offset, bytes, actor, true, [&](const Access& before, bool before_writes, uint64_t at) {
       Race("global memory", site, before, before_writes, true, at, cluster, buffer->name);
@@ -117,6 +126,19 @@ void Machine::WriteGlobal(const Site& site, Cluster& cluster, uint64_t address, 
   std::memcpy(reinterpret_cast<void*>(address), from, bytes);
   if (buffer->written != nullptr) std::memset(buffer->written + offset, 1, bytes);
   ++progress_;
+}
+
+// What ld.global.nc reads must not change while the kernel runs.
+void Machine::MarkCoherence(const Site& site, Buffer& buffer, uint64_t offset, uint64_t bytes, uint8_t how) {
+  for (uint64_t at = offset; at < offset + bytes; ++at) {
+    uint8_t& uses = buffer.coherence[at];
+    uses |= how;
+    if (uses == (kStored | kNonCoherent)) {
+      Fail("protocol", site,
+           Text("byte %llu of buffer %s is read by ld.global.nc, and written by this kernel",
+                static_cast<unsigned long long>(at), buffer.name.c_str()));
+    }
+  }
 }
 
 // The space of an access; a generic address in the window of shared memory becomes one of shared memory.
@@ -165,7 +187,7 @@ void Machine::LoadStore(Context& c) {
     if (!(lanes >> l & 1)) continue;
     uint64_t address = Address(c, address_at, l);
     const Space space = Resolve(c, address);
-    Actor actor = LaneActor(c, l);
+    Actor actor = LaneActor(c, l, i.has(k_strong) ? kAtomic : 0);
     if (lanes != c.mask && options_.races) {
       actor.access.lanes = c.mask;
       for (int other = 0; other < 32; ++other) {  // each lane is behind its own earlier accesses
@@ -199,7 +221,12 @@ void Machine::LoadStore(Context& c) {
                Text("address %#llx is not a multiple of %u", static_cast<unsigned long long>(address), bytes));
         }
         ReadGlobal(site, cluster, address, bytes, actor, data);
+        Buffer* buffer = i.has(k_nc) ? memory_.Find(address, bytes) : nullptr;
+        if (buffer != nullptr && !buffer->coherence.empty()) {
+          MarkCoherence(site, *buffer, address - buffer->start, bytes, kNonCoherent);
+        }
       }
+      if (i.has(k_strong)) Observe(c, l, address);
       for (int j = 0; j < i.count; ++j) {
         uint64_t value = 0;
         std::memcpy(&value, data + j * size, size);
@@ -215,6 +242,7 @@ void Machine::LoadStore(Context& c) {
       const uint64_t value = Value(c, first + j, l);
       std::memcpy(data + j * size, &value, size);
     }
+    Publish(c, lanes == c.mask ? 1u << l : c.mask, address, false);
     if (space == Space::shared) {
       const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(address), bytes, bytes);
       WriteShared(site, *place.cta, place.offset, bytes, actor, data);
@@ -226,74 +254,7 @@ void Machine::LoadStore(Context& c) {
       WriteGlobal(site, cluster, address, bytes, actor, data);
     }
   }
-}
-
-namespace {
-
-uint64_t Combine(Atomic how, const Instr& i, uint64_t old, uint64_t a, uint64_t b) {
-  const int bits = i.bits;
-  const auto extend = [bits](uint64_t v) { return static_cast<int64_t>(v << (64 - bits)) >> (64 - bits); };
-  switch (how) {
-    case Atomic::add:
-      if (i.kind == 'f' && bits == 32) {
-        float x, y;
-        std::memcpy(&x, &old, 4);
-        std::memcpy(&y, &a, 4);
-        x += y;
-        uint64_t r = 0;
-        std::memcpy(&r, &x, 4);
-        return r;
-      }
-      return old + a;
-    case Atomic::min:
-      return i.kind == 's' ? (extend(old) < extend(a) ? old : a) : std::min(old, a);
-    case Atomic::max:
-      return i.kind == 's' ? (extend(old) > extend(a) ? old : a) : std::max(old, a);
-    case Atomic::and_:
-      return old & a;
-    case Atomic::or_:
-      return old | a;
-    case Atomic::xor_:
-      return old ^ a;
-    case Atomic::exch:
-      return a;
-    case Atomic::cas:
-      return old == a ? b : old;
-    case Atomic::inc:
-      return old >= a ? 0 : old + 1;
-    case Atomic::dec:
-      return old == 0 || old > a ? a : old - 1;
-  }
-  return old;
-}
-
-}  // namespace
-
-void Machine::AtomicOp(Context& c) {
-  const Instr& i = c.instr;
-  const uint32_t bytes = static_cast<uint32_t>(i.bits / 8);
-  const Site site = c.site(*this);
-  Cluster& cluster = *c.warp.cta->cluster;
-  for (int l = 0; l < 32; ++l) {
-    if (!(c.mask >> l & 1)) continue;
-    uint64_t address = Address(c, 1, l);
-    const Space space = Resolve(c, address);
-    const Actor actor = LaneActor(c, l, kAtomic);
-    uint64_t old = 0;
-    const uint64_t a = Value(c, 2, l), b = i.operands > 3 ? Value(c, 3, l) : 0;
-    if (space == Space::shared) {
-      const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(address), bytes, bytes);
-      ReadShared(site, *place.cta, place.offset, bytes, actor, &old);
-      const uint64_t value = Combine(static_cast<Atomic>(i.variant), i, old, a, b);
-      WriteShared(site, *place.cta, place.offset, bytes, actor, &value);
-    } else {
-      if (address % bytes != 0) Fail("misaligned", site, Text("address is not a multiple of %u", bytes));
-      ReadGlobal(site, cluster, address, bytes, actor, &old);
-      const uint64_t value = Combine(static_cast<Atomic>(i.variant), i, old, a, b);
-      WriteGlobal(site, cluster, address, bytes, actor, &value);
-    }
-    Put(c, 0, l, old);
-  }
+  if (i.has(k_release)) Tick(c.warp);
 }
 
 // stmatrix and ldmatrix: lanes 8j to 8j + 7 hold the addresses of the rows of matrix j; lane t has elements 2(t % 4)
@@ -305,12 +266,15 @@ void Machine::Matrix(Context& c) {
   const Site site = c.site(*this);
   Cluster& cluster = *c.warp.cta->cluster;
   const int address_at = stores ? 0 : i.count;
+  SharedPlace all[32];  // before a result takes the place of an address
+  for (int owner = 0; owner < 8 * i.count; ++owner) {
+    all[owner] = Shared(site, cluster, static_cast<uint32_t>(Address(c, address_at, owner)), 16, 16);
+  }
   for (int j = 0; j < i.count; ++j) {
     uint16_t rows[8][8];
-    SharedPlace places[8];
+    const SharedPlace* places = all + 8 * j;
     for (int r = 0; r < 8; ++r) {
       const int owner = 8 * j + r;
-      places[r] = Shared(site, cluster, static_cast<uint32_t>(Address(c, address_at, owner)), 16, 16);
       if (!stores) ReadShared(site, *places[r].cta, places[r].offset, 16, LaneActor(c, owner), rows[r]);
     }
     for (int t = 0; t < 32; ++t) {

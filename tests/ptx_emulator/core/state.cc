@@ -9,6 +9,24 @@ Machine::Machine(const Program& program, const Options& options, GlobalMemory& m
     : program_(program), options_(options), memory_(memory), random_(options.seed) {
   executed.assign(program.instructions.size(), 0);
   constants_ = program.constants;
+  // Spaces that the same proxy fences are for share clocks.
+  std::map<std::set<int32_t>, int> numbers;
+  for (int space = 0; space < kSpaceClasses; ++space) {
+    std::set<int32_t> fences;
+    for (const Instr& instr : program.instructions) {
+      if (instr.op() == Op::fence_proxy_async && instr.extra >> space & 1) fences.insert(instr.extra);
+    }
+    fence_of_[static_cast<size_t>(space)] =
+        fences.empty() ? -1 : numbers.try_emplace(fences, static_cast<int>(numbers.size())).first->second;
+  }
+  fences_ = static_cast<int>(numbers.size());
+  const bool non_coherent = std::any_of(program.instructions.begin(), program.instructions.end(),
+                                        [](const Instr& instr) { return instr.has(k_nc); });
+  const int of_global = fence_of_[kGlobalSpace];
+  memory.ForEach([&](Buffer& buffer) {
+    if (buffer.shadow != nullptr) buffer.shadow->SetFences(of_global, of_global);
+    if (buffer.writable && non_coherent) buffer.coherence.assign(buffer.end - buffer.start, 0);
+  });
   const Dim3 clusters{options.grid.x / options.cluster.x, options.grid.y / options.cluster.y,
                       options.grid.z / options.cluster.z};
   for (uint32_t z = 0; z < clusters.z; ++z) {
@@ -35,8 +53,8 @@ void Machine::StartCluster() {
   cluster->agents = cluster->first_wide_slot + (stores ? Cluster::kWideSlots * 32 : 0);
   cluster->queues.resize(ctas);
   if (options_.races) {
-    cluster->barrier_current.Resize(cluster->agents);
-    cluster->barrier_complete.Resize(cluster->agents);
+    cluster->barrier_current.Resize(cluster->agents, fences_);
+    cluster->barrier_complete.Resize(cluster->agents, fences_);
   }
   const uint32_t shared_end = kReservedShared + options_.shared_bytes;
   for (uint32_t rank = 0; rank < ctas; ++rank) {
@@ -51,11 +69,15 @@ void Machine::StartCluster() {
     cta->shared_written.assign(shared_end + 64, 0);
     cta->barrier_words.assign(shared_end / 8 + 8, 0);
     cta->tensor_agent = first_tensor + rank;
+    cta->first_agent = rank * warps * 32;
+    cta->agents = warps * 32;
     if (options_.races) {
       cta->shadow = std::make_unique<Shadow>(shared_end + 64);
+      cta->shadow->SetFences(fence_of_[kOwnShared], fence_of_[kOtherShared], cta->first_agent, cta->agents);
+      cta->uses.resize(cluster->agents);
       for (NamedBarrier& barrier : cta->named) {
-        barrier.current.Resize(cluster->agents);
-        barrier.complete.Resize(cluster->agents);
+        barrier.current.Resize(cluster->agents, fences_);
+        barrier.complete.Resize(cluster->agents, fences_);
       }
     }
     if (options_.timeline) {
@@ -86,10 +108,11 @@ void Machine::StartCluster() {
       if (options_.races) {
         warp.lanes.resize(32);
         for (uint32_t l = 0; l < 32; ++l) {
-          warp.lanes[l].Resize(cluster->agents);
+          warp.lanes[l].Resize(cluster->agents, fences_);
           warp.lanes[l].seen[warp.agent + l] = 1;
         }
       }
+      warp.written.assign(static_cast<size_t>(program_.register_bytes) / 32, 0);
       InitRegisters(warp);
     }
     cluster->ctas.push_back(std::move(cta));
@@ -229,39 +252,6 @@ void Machine::InitRegisters(Warp& warp) {
       } else {
         std::memcpy(to + 4 * l, &value, 4);
       }
-    }
-  }
-}
-
-// What a warp must not leave behind.
-void Machine::FinishWarp(Warp& warp) {
-  const auto check = [&](const BulkGroup& group) {
-    for (const auto& op : group.ops) {
-      if (op->waited) continue;
-      Fail(
-          "protocol", Here(warp, op->pc, group.lanes),
-          "the thread ends, and has not waited until this copy has read shared memory (cp.async.bulk.wait_group.read)");
-    }
-  };
-  for (const BulkGroup& group : warp.groups) check(group);
-  check(warp.open_group);
-  if (warp.early) Fail("protocol", warp.early_site, "an accumulator is used, and no wgmma.wait_group follows");
-}
-
-void Machine::FinishCluster(Cluster& cluster) {
-  while (RunAsync(cluster)) {
-  }
-  for (const auto& cta : cluster.ctas) {
-    for (const auto& [offset, barrier] : cta->barriers) {
-      if (!barrier.live || barrier.bytes == 0) continue;
-      Fail("barrier", {barrier.init.pc(), cta->id, -1, 0},
-           Text("at the end of the CTA %lld bytes are still expected by the mbarrier at byte %u; events:%s",
-                static_cast<long long>(barrier.bytes), offset - kReservedShared, History(barrier).c_str()));
-    }
-    if (cta->tmem != nullptr && !cta->tmem->allocations.empty()) {
-      Fail(
-          "protocol", {static_cast<uint32_t>(program_.instructions.size() - 1), cta->id, -1, 0},
-          Text("%u columns of TMEM are still allocated at the end of the CTA", cta->tmem->allocations.begin()->second));
     }
   }
 }

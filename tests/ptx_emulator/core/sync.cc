@@ -1,4 +1,6 @@
 // Barriers, fences, and what they tell whom.
+#include <algorithm>
+
 #include "machine.h"
 
 namespace ptx {
@@ -94,8 +96,7 @@ void Machine::FinishPhase(const Site& site, Mbarrier& barrier, uint32_t offset) 
   if (options_.races) {
     barrier.previous = barrier.complete.seen;
     Join(barrier.complete, barrier.current);
-    std::fill(barrier.current.seen.begin(), barrier.current.seen.end(), 0);
-    std::fill(barrier.current.fenced.begin(), barrier.current.fenced.end(), 0);
+    barrier.current.Clear();
   }
 }
 
@@ -149,8 +150,8 @@ void Machine::MbarrierInit(Context& c) {
     barrier.init = LaneActor(c, l).access;
     place.cta->barrier_words[place.offset / 8] = 1;
     if (options_.races) {
-      barrier.current.Resize(cluster.agents);
-      barrier.complete.Resize(cluster.agents);
+      barrier.current.Resize(cluster.agents, fences_);
+      barrier.complete.Resize(cluster.agents, fences_);
     }
     Note(barrier, "init", site, count);
   }
@@ -172,6 +173,14 @@ void Machine::MbarrierArrive(Context& c) {
     if (options_.races) CheckBarrierUse(lane_site, barrier, c.warp.lanes[l], false, place.offset);
     const uint32_t value = static_cast<uint32_t>(Value(c, address_at + 1, l));
     const uint64_t state = barrier.phase;
+    if (options_.races && place.cta != c.warp.cta) {
+      if (i.has(k_relaxed)) {
+        barrier.relaxed = LaneActor(c, l).access;
+        barrier.relaxed_phase = barrier.phase;
+      } else {
+        Use(lane_site, *place.cta, LaneActor(c, l));
+      }
+    }
     if (i.op() == Op::mbarrier_complete_tx) {
       CompleteBytes(lane_site, barrier, value, place.offset);
     } else if (!arrives || i.has(k_expect_tx)) {
@@ -192,7 +201,7 @@ void Machine::MbarrierArrive(Context& c) {
       if (i.has(k_no_complete) && barrier.pending - count == 0) {
         Fail("barrier", lane_site, "an arrival with .noComplete completes the phase");
       }
-      if (i.has(k_drop)) --barrier.expected;
+      if (i.has(k_drop)) barrier.expected -= std::min(count, barrier.expected);
       Arrive(lane_site, barrier, count, place.offset);
       Put(c, 0, l, state);
     }
@@ -200,32 +209,54 @@ void Machine::MbarrierArrive(Context& c) {
   if (released != 0) Tick(c.warp);
 }
 
+// Whether a wait that may give up does so. In another order of events the phase would not have been over yet, unless
+// some lane knows that it is. Each wait of a warp gives up at first: nobody must rely on what it did not wait for.
+bool Machine::AsksTooEarly(Context& c, uint32_t passed) {
+  if (!c.instr.has(k_suspends) || options_.timeline) return false;
+  if (c.warp.asked.count(c.fragment.pc) != 0 && random_.Below(4) != 0) return false;
+  if (passed != 0 && !options_.races) return false;
+  Cluster& cluster = *c.warp.cta->cluster;
+  for (uint32_t left = passed; left != 0; left &= left - 1) {
+    const int l = __builtin_ctz(left);
+    SharedPlace place;
+    const Mbarrier& barrier = Barrier(c.site(*this), cluster, static_cast<uint32_t>(Address(c, 1, l)), &place);
+    if (Knows(c.warp.lanes[l], barrier.complete.seen)) return false;
+  }
+  c.warp.asked.insert(c.fragment.pc);
+  return true;
+}
+
 Step Machine::MbarrierWait(Context& c) {
   const Site site = c.site(*this);
   Cluster& cluster = *c.warp.cta->cluster;
   uint32_t passed = 0;
+  Wait wait;
   for (int l = 0; l < 32; ++l) {
     if (!(c.mask >> l & 1)) continue;
     SharedPlace place;
     Mbarrier& barrier = Barrier(site, cluster, static_cast<uint32_t>(Address(c, 1, l)), &place);
+    if (place.cta != c.warp.cta) Fail("protocol", site, "a wait at an mbarrier of another CTA");
     const uint32_t parity = static_cast<uint32_t>(Value(c, 2, l)) & 1;
     if ((barrier.phase & 1) != parity) {
       passed |= 1u << l;
-      continue;
+    } else {
+      wait = {Wait::kMbarrier, place.cta, place.offset, parity};
     }
-    if (c.instr.has(k_looped)) {
-      c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
-      return Step::kBlocked;
-    }
+  }
+  if (AsksTooEarly(c, passed)) {
+    passed = 0;
+  } else if (wait.kind != Wait::kNothing) {
+    bool suspended = c.instr.has(k_suspends) && passed == 0;
     // A poll may fail. Where nothing has changed since this one began to, there is no use in going on with it.
     if (c.warp.polled_at == progress_ && c.warp.polled_pc == c.fragment.pc) {
-      if (++c.warp.failed_polls > 64) {
-        c.warp.failed_polls = 0;
-        c.fragment.wait = {Wait::kMbarrier, place.cta, place.offset, parity};
-        return Step::kBlocked;
-      }
+      suspended = suspended || ++c.warp.failed_polls > 64;
     } else {
       c.warp.failed_polls = 0;
+    }
+    if (suspended) {
+      c.warp.failed_polls = 0;
+      c.fragment.wait = wait;
+      return Step::kBlocked;
     }
     c.warp.polled_pc = c.fragment.pc;
     c.warp.polled_at = progress_;
@@ -287,6 +318,7 @@ Step Machine::BarSync(Context& c, bool waits) {
     Release(warp, c.mask, barrier.current);
     Tick(warp);
     barrier.arrived += 32;
+    barrier.last = site;
     if (warp.time + costs.barrier > barrier.time) barrier.time = warp.time + costs.barrier;
     c.fragment.wait.value = barrier.generation;
     c.fragment.arrived = true;
@@ -299,8 +331,7 @@ Step Machine::BarSync(Context& c, bool waits) {
       ++barrier.generation;
       if (options_.races) {
         Join(barrier.complete, barrier.current);
-        std::fill(barrier.current.seen.begin(), barrier.current.seen.end(), 0);
-        std::fill(barrier.current.fenced.begin(), barrier.current.fenced.end(), 0);
+        barrier.current.Clear();
       }
     }
   }
@@ -335,16 +366,21 @@ void Machine::ClusterArrive(Context& c) {
   warp.cluster_arrived = true;
   warp.cluster_generation = cluster.generation;
   ++progress_;
+  ++cluster.arrived_warps;
+  FinishClusterPhase(cluster);
+}
+
+// Warps that have ended are not waited for.
+void Machine::FinishClusterPhase(Cluster& cluster) {
   uint32_t alive = 0;
   for (const auto& cta : cluster.ctas) {
     for (const Warp& other : cta->warps) alive += !other.done();
   }
-  if (++cluster.arrived_warps == alive) {
-    cluster.arrived_warps = 0;
-    ++cluster.generation;
-    cluster.time = now_ + costs.barrier;
-    if (options_.races) Join(cluster.barrier_complete, cluster.barrier_current);
-  }
+  if (cluster.arrived_warps == 0 || cluster.arrived_warps != alive) return;
+  cluster.arrived_warps = 0;
+  ++cluster.generation;
+  cluster.time = now_ + costs.barrier;
+  if (options_.races) Join(cluster.barrier_complete, cluster.barrier_current);
 }
 
 Step Machine::ClusterWait(Context& c) {
@@ -362,13 +398,26 @@ Step Machine::ClusterWait(Context& c) {
   return Step::kNext;
 }
 
-// Generic accesses that these lanes know of may from now on be relied on by the asynchronous proxy.
+// Generic accesses that these lanes know of may from now on be relied on by the asynchronous proxy, in the spaces that
+// the fence is for.
 void Machine::FenceAsync(Context& c) {
   if (!options_.races) return;
-  for (int l = 0; l < 32; ++l) {
-    if (c.mask >> l & 1) JoinInto(c.warp.lanes[l].fenced, c.warp.lanes[l].seen);
+  std::array<bool, kSpaceClasses> covered{};
+  for (int space = 0; space < kSpaceClasses; ++space) {
+    if (c.instr.extra >> space & 1) covered[static_cast<size_t>(fence_of_[static_cast<size_t>(space)])] = true;
   }
-  FenceMbarrierInit(c);
+  for (int l = 0; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    Clocks& clocks = c.warp.lanes[l];
+    for (size_t i = 0; i < covered.size(); ++i) {
+      if (covered[i]) JoinInto(clocks.fenced[i], clocks.seen);
+    }
+  }
+  if (c.instr.extra >> kOwnShared & 1) {
+    FenceMbarrierInit(c);
+  } else {
+    FenceThread(c);
+  }
 }
 
 void Machine::FenceMbarrierInit(Context& c) {
@@ -389,9 +438,14 @@ void Machine::FenceMbarrierInit(Context& c) {
 
 void Machine::FenceThread(Context& c) {
   if (!options_.races) return;
+  if (!c.warp.pending.empty()) {
+    for (int l = 0; l < 32; ++l) {
+      if (c.mask >> l & 1) Join(c.warp.lanes[l], c.warp.pending[l]);
+    }
+  }
   if (c.warp.fences.empty()) {
     c.warp.fences.resize(32);
-    for (Clocks& clocks : c.warp.fences) clocks.Resize(c.warp.cta->cluster->agents);
+    for (Clocks& clocks : c.warp.fences) clocks.Resize(c.warp.cta->cluster->agents, fences_);
   }
   for (int l = 0; l < 32; ++l) {
     if (c.mask >> l & 1) Join(c.warp.fences[l], c.warp.lanes[l]);

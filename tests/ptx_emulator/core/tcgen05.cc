@@ -416,11 +416,8 @@ void Machine::TcCommit(Context& c) {
                 {[=, this, &cluster] {
                    for (Cta* target : targets) {
                      SharedPlace found;
-                     Mbarrier& barrier = Barrier(site, cluster, target->rank << kRankShift | place.offset, &found);
-                     if (options_.races) {
-                       CheckBarrierUse(site, barrier, *op.clocks, true, found.offset);
-                       Signal(barrier, op);
-                     }
+                     const uint32_t address = target->rank << kRankShift | place.offset;
+                     Mbarrier& barrier = AsyncBarrier(site, cluster, address, op, &found);
                      Arrive(site, barrier, 1, found.offset);
                    }
                  },

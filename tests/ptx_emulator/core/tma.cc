@@ -28,11 +28,34 @@ Machine::AsyncOp Machine::StartAsync(Context& c, int lane) {
 // An operation that completes tells what it did, and what was known when it was issued: it came later than that.
 void Machine::Signal(Mbarrier& barrier, const AsyncOp& op) {
   // What the issuing thread itself did is not among that: it has released nothing.
-  const uint32_t seen = barrier.current.seen[op.thread], fenced = barrier.current.fenced[op.thread];
-  Join(barrier.current, *op.clocks);
-  barrier.current.seen[op.thread] = seen;
-  barrier.current.fenced[op.thread] = fenced;
-  barrier.current.Know(op.agent, op.clock);
+  Clocks& to = barrier.current;
+  const uint32_t seen = to.seen[op.thread];
+  std::array<uint32_t, kSpaceClasses> fenced{};
+  for (size_t i = 0; i < fenced.size(); ++i) fenced[i] = to.fenced[i].empty() ? 0 : to.fenced[i][op.thread];
+  Join(to, *op.clocks);
+  to.seen[op.thread] = seen;
+  for (size_t i = 0; i < fenced.size(); ++i) {
+    if (!to.fenced[i].empty()) to.fenced[i][op.thread] = fenced[i];
+  }
+  to.Know(op.agent, op.clock);
+}
+
+// The mbarrier that an operation completes on, which then tells what the operation did.
+Mbarrier& Machine::AsyncBarrier(const Site& site, Cluster& cluster, uint32_t address, const AsyncOp& op,
+                                SharedPlace* place) {
+  Mbarrier& barrier = Barrier(site, cluster, address, place);
+  if (options_.races) {
+    CheckBarrierUse(site, barrier, *op.clocks, true, place->offset);
+    Use(site, *place->cta, AsyncActor(op, site.pc, false));
+    Signal(barrier, op);
+  }
+  return barrier;
+}
+
+void Machine::Complete(const Site& site, Cluster& cluster, uint32_t address, const AsyncOp& op, int64_t bytes) {
+  SharedPlace place;
+  Mbarrier& barrier = AsyncBarrier(site, cluster, address, op, &place);
+  CompleteBytes(site, barrier, bytes, place.offset);
 }
 
 Actor Machine::AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t flags) const {
@@ -228,14 +251,8 @@ void Machine::TmaLoad(Context& c) {
       cluster.tasks.push_back({[=, this, &cluster] {
                                  const Actor actor = AsyncActor(op, pc, false);
                                  CopyBox(site, *target, map, coords, offset, actor, actor, true, -1);
-                                 SharedPlace found;
-                                 Mbarrier& barrier =
-                                     Barrier(site, cluster, signalled->rank << kRankShift | barrier_offset, &found);
-                                 if (options_.races) {
-                                   CheckBarrierUse(site, barrier, *op.clocks, true, barrier_offset);
-                                   Signal(barrier, op);
-                                 }
-                                 CompleteBytes(site, barrier, static_cast<int64_t>(bytes), barrier_offset);
+                                 Complete(site, cluster, signalled->rank << kRankShift | barrier_offset, op,
+                                          static_cast<int64_t>(bytes));
                                },
                                site, LoadReady(*target, bytes, first)});
     }
