@@ -189,6 +189,10 @@ def main() -> int:
         if home and "tokens_per_s" in result and name not in ("None", str(AtHome())):
             result["exchange_share_of_step"] = 1 - result["tokens_per_s"] / home
             print(f"share of the step {name:32} {result['exchange_share_of_step']:.1%}")
+    shape = SMALL if given.small else LayerShape()
+    for exchange in EXCHANGES:
+        note("layer", exchange, lambda exchange=exchange: time_layer(mesh, exchange, shape, given.repeats))
+
     with jax.default_matmul_precision("highest"):
         one = training(mesh, None, exact, short, text)["losses"]
         for exchange in (AllToAll(), Gather(), Ring(), Replicated()):
@@ -198,10 +202,6 @@ def main() -> int:
                 return {"largest_difference": float(np.abs(np.subtract(losses, one)).max()), "losses": losses}
 
             note("losses", exchange, difference)
-
-    shape = SMALL if given.small else LayerShape()
-    for exchange in EXCHANGES:
-        note("layer", exchange, lambda exchange=exchange: time_layer(mesh, exchange, shape, given.repeats))
 
     write_json(given.out, results)
     return 0

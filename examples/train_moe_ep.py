@@ -79,7 +79,7 @@ def exchanged_bytes(settings: Settings, placement: OnMesh) -> float:
         experts_per_rank=model.experts // ranks,
         itemsize=jax.numpy.dtype(model.dtype).itemsize,
     )
-    step = cost(placement.parallel.exchange, layer, whole_chunks=jax.default_backend() == "cpu")
+    step = cost(placement.parallel.exchange, layer)
     again = 1 + placement.checkpoint_blocks  # a block that is computed again exchanges again
     return placement.mesh.size * model.layers * (again * step.forward + step.backward)
 

@@ -16,7 +16,7 @@ from jax import lax
 
 from jax_ggemm.manual_axes import vary_alike
 
-__all__ = ["exchange_chunks", "exchange_sizes", "gather_rows", "scatter_sum", "sum_over", "vary_over"]
+__all__ = ["exchange_chunks", "exchange_sizes", "gather_rows", "rounds_for", "scatter_sum", "sum_over", "vary_over"]
 
 
 def exchange_sizes(sizes: jax.Array, axis: str) -> jax.Array:
@@ -24,53 +24,53 @@ def exchange_sizes(sizes: jax.Array, axis: str) -> jax.Array:
     return lax.all_to_all(sizes, axis, 0, 0, tiled=True)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def exchange_chunks(chunks: jax.Array, send: jax.Array, receive: jax.Array, axis: str) -> jax.Array:
+def rounds_for(sizes: jax.Array, rows: int, axis: str) -> jax.Array:
+    """The rounds of `rows` rows that the largest of all ranks' sizes needs, the same number on all of them."""
+    return -(-lax.pmax(jnp.max(sizes), axis) // rows)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def exchange_chunks(chunks: jax.Array, rounds: jax.Array | None, rows: int, axis: str) -> jax.Array:
     """Sends chunk p to rank p, and receives chunk p from there.
 
-    Only the rows that count cross the network where the platform has a ragged all-to-all (NVIDIA and AMD GPUs, TPUs);
-    elsewhere (CPU) whole chunks do.
+    In rounds of `rows` rows of every chunk, so that chunks may have room for much more than they hold. Each is a plain
+    all-to-all: `lax.ragged_all_to_all` is slower on GPUs, and fails there between processes
+    (docs/expert_parallel.md).
 
     Args:
-      chunks: (ranks, C, D); rows of chunk p past send[p] must be zeros.
-      send: (ranks,) int32, the rows that count of each chunk.
-      receive: (ranks,) int32, those of the chunks to come: `exchange_sizes(send, axis)`.
+      chunks: (ranks, C, D); rows past those that count must be zeros.
+      rounds: () int32, at least `rounds_for` the rows that count, and the same on all ranks; None for whole chunks.
+      rows: of a chunk in one round, at most C; C if `rounds` is None.
       axis: the mesh axis.
 
     Returns:
-      (ranks, C, D); rows of chunk p past receive[p] are zeros.
+      (ranks, C, D); rows past those that count are zeros.
     """
-    chunks, send, receive = vary_alike((chunks, send, receive))
-    return lax.platform_dependent(
-        chunks,
-        send,
-        receive,
-        cpu=functools.partial(_whole_chunks, axis),
-        default=functools.partial(_rows_that_count, axis),
-    )
+
+    def exchange(piece: jax.Array) -> jax.Array:
+        return lax.all_to_all(piece, axis, 0, 0, tiled=True)
+
+    if rounds is None:
+        return exchange(chunks)
+    room = chunks.shape[1] - rows
+
+    def one_more(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        done, received = state
+        start = jnp.minimum(done * rows, room)  # the last one sends some rows twice
+        piece = exchange(lax.dynamic_slice_in_dim(chunks, start, rows, 1))
+        return done + 1, lax.dynamic_update_slice_in_dim(received, piece, start, 1)
+
+    first = lax.pad(exchange(chunks[:, :rows]), jnp.zeros((), chunks.dtype), ((0, 0, 0), (0, room, 0), (0, 0, 0)))
+    done, first, rounds = vary_alike((jnp.ones_like(rounds), first, rounds))
+    return lax.while_loop(lambda state: state[0] < rounds, one_more, (done, first))[1]
 
 
-def _whole_chunks(axis: str, chunks: jax.Array, send: jax.Array, receive: jax.Array) -> jax.Array:
-    del send, receive
-    return lax.all_to_all(chunks, axis, 0, 0, tiled=True)
+def _exchange_fwd(chunks: jax.Array, rounds: jax.Array | None, rows: int, axis: str) -> Any:
+    return exchange_chunks(chunks, rounds, rows, axis), rounds
 
 
-def _rows_that_count(axis: str, chunks: jax.Array, send: jax.Array, receive: jax.Array) -> jax.Array:
-    ranks, capacity, width = chunks.shape
-    rows = chunks.reshape(ranks * capacity, width)
-    starts = lax.iota(jnp.int32, ranks) * capacity
-    mine = jnp.full_like(starts, lax.axis_index(axis) * capacity)  # where all my chunks lie at their receivers
-    rows, empty, starts, mine = vary_alike((rows, jnp.zeros_like(rows), starts, mine))
-    return lax.ragged_all_to_all(rows, empty, starts, send, mine, receive, axis_name=axis).reshape(chunks.shape)
-
-
-def _exchange_fwd(chunks: jax.Array, send: jax.Array, receive: jax.Array, axis: str) -> Any:
-    return exchange_chunks(chunks, send, receive, axis), (send, receive)
-
-
-def _exchange_bwd(axis: str, sizes: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> Any:
-    send, receive = sizes
-    return exchange_chunks(cotangent, receive, send, axis), None, None
+def _exchange_bwd(rows: int, axis: str, rounds: jax.Array | None, cotangent: jax.Array) -> Any:
+    return exchange_chunks(cotangent, rounds, rows, axis), None
 
 
 exchange_chunks.defvjp(_exchange_fwd, _exchange_bwd)

@@ -1,20 +1,22 @@
 """What the exchanges of expert parallelism send, as formulas; docs/expert_parallel.md explains them.
 
-Bytes are what one rank sends to others for one layer, as ring algorithms send it, with the router's own all-reduces
-(two of E values) left out. Balanced routing: each of a token's k choices is on any rank with equal chance.
+Bytes are what one rank sends to others for one layer, as ring algorithms send it. Left out are the router's own
+all-reduces (two of E values), and the one of a number that tells the rounds of `AllToAll`. Balanced routing: each of a
+token's k choices is on any rank with equal chance.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_ggemm.exchanges import AllToAll, Exchange, Gather, Replicated, Ring
+from jax_ggemm.exchanges import AllToAll, Exchange, Gather, Replicated, Ring, ranks_per_token
 
-__all__ = ["Cost", "LayerSizes", "cost", "ranks_per_token"]
+__all__ = ["Cost", "LayerSizes", "cost"]
 
 _FLOAT32 = 4
 
@@ -60,18 +62,12 @@ class Cost(NamedTuple):
     expert_rows: int
 
 
-def ranks_per_token(top_k: int, ranks: int) -> float:
-    """The mean number of ranks that own one of a token's experts: P (1 - (1 - 1/P)^k), balanced."""
-    return ranks * (1 - (1 - 1 / ranks) ** top_k)
-
-
-def cost(exchange: Exchange, sizes: LayerSizes, *, whole_chunks: bool = False) -> Cost:
+def cost(exchange: Exchange, sizes: LayerSizes) -> Cost:
     """The cost of an exchange.
 
     Args:
       exchange: one of `jax_ggemm.exchanges`.
       sizes: of the layer.
-      whole_chunks: whether `AllToAll` sends its padding too, as on a CPU.
 
     Raises:
       TypeError: for another exchange.
@@ -84,12 +80,14 @@ def cost(exchange: Exchange, sizes: LayerSizes, *, whole_chunks: bool = False) -
     match exchange:
         case AllToAll():
             chunk = exchange.chunk_rows(tokens, k, ranks)
-            sent = chunk if whole_chunks else min(chunk, sizes.skew * tokens * ranks_per_token(k, ranks) / ranks)
-            rows = others * sent
+            at_once = exchange.round_rows(tokens, k, ranks)
+            fullest = min(chunk, sizes.skew * tokens * ranks_per_token(k, ranks) / ranks)
+            rounds = max(1, math.ceil(fullest / at_once))
+            rows = others * rounds * at_once
             return Cost(
                 forward=rows * (2 * x + routing) + others * _FLOAT32,
                 backward=rows * (2 * x + routing),
-                messages=7 * others,
+                messages=(6 * rounds + 1) * others,
                 token_rows=ranks * chunk,
                 expert_rows=exchange.expert_rows(tokens, k, ranks, sizes.experts_per_rank),
             )

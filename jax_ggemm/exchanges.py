@@ -19,14 +19,32 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jax_ggemm.collectives import exchange_chunks, exchange_sizes, gather_rows, scatter_sum, sum_over, vary_over
+from jax_ggemm.collectives import (
+    exchange_chunks,
+    exchange_sizes,
+    gather_rows,
+    rounds_for,
+    scatter_sum,
+    sum_over,
+    vary_over,
+)
 from jax_ggemm.exchange_plan import fit_rows, plan_chunks
 from jax_ggemm.experts import ExpertOptions, experts
 from jax_ggemm.layouts import ExpertParams
 from jax_ggemm.manual_axes import vary_alike
 from jax_ggemm.permute import combine, dispatch, sort_by_expert
 
-__all__ = ["RECEIVED_NAME", "AllToAll", "Exchange", "Gather", "LocalExperts", "Replicated", "Ring", "Tokens"]
+__all__ = [
+    "RECEIVED_NAME",
+    "AllToAll",
+    "Exchange",
+    "Gather",
+    "LocalExperts",
+    "Replicated",
+    "Ring",
+    "Tokens",
+    "ranks_per_token",
+]
 
 RECEIVED_NAME = "moe_received"
 """`checkpoint_name` of tokens that came from other ranks: a policy that saves them saves an exchange."""
@@ -98,11 +116,17 @@ class Exchange(Protocol):
         """
 
 
+def ranks_per_token(top_k: int, ranks: int) -> float:
+    """The mean number of ranks that own one of a token's experts: P (1 - (1 - 1/P)^k), if routing is balanced."""
+    return ranks * (1 - (1 - 1 / ranks) ** top_k)
+
+
 @dataclasses.dataclass(frozen=True)
 class AllToAll:
     """Sends each token to the ranks that own its experts: to each of them once, however many experts it has there.
 
-    The rank that owns the experts weighs and sums them, and one row a token comes back from each such rank.
+    The rank that owns the experts weighs and sums them, and one row a token comes back from each such rank. Rows travel
+    in as many rounds as the routing needs, one if it is balanced.
 
     Without `buffer_factor` nothing is ever dropped: a rank has room for all tokens of all ranks, ranks * T rows of
     tokens and ranks * T * min(k, experts per rank) rows of experts. With it there is room for
@@ -132,6 +156,16 @@ class AllToAll:
             return tokens
         return min(tokens, math.ceil(self.buffer_factor * tokens * min(1.0, k / ranks)))
 
+    def round_rows(self, tokens: int, k: int, ranks: int) -> int:
+        """The rows of a chunk that are sent at once: with balanced routing all that count.
+
+        That is their mean and four standard deviations where this is at most half of a chunk. Otherwise it is the whole
+        chunk: asking whether there is another round costs a GPU more than the rows.
+        """
+        capacity, chance = self.chunk_rows(tokens, k, ranks), ranks_per_token(k, ranks) / ranks
+        balanced = math.ceil(tokens * chance + 4 * math.sqrt(tokens * chance * (1 - chance)))
+        return balanced if 2 * balanced <= capacity else capacity
+
     def expert_rows(self, tokens: int, k: int, ranks: int, experts_per_rank: int) -> int:
         """R: the rows that the experts of a rank have room for."""
         most = ranks * self.chunk_rows(tokens, k, ranks) * min(k, experts_per_rank)
@@ -143,10 +177,12 @@ class AllToAll:
         capacity, max_rows = self.chunk_rows(number, k, ranks), self.expert_rows(number, k, ranks, local.number)
         plan = plan_chunks(tokens.ids, ranks, local.number, capacity)
         receive = exchange_sizes(plan.sizes, axis)
+        at_once = self.round_rows(number, k, ranks)
+        rounds = rounds_for(plan.sizes, at_once, axis) if at_once < capacity else None
 
         def send(rows: jax.Array) -> jax.Array:
             chunks = dispatch(rows, plan.links).reshape(ranks, capacity, rows.shape[1])
-            received = exchange_chunks(chunks, plan.sizes, receive, axis)
+            received = exchange_chunks(chunks, rounds, at_once, axis)
             return checkpoint_name(received, RECEIVED_NAME).reshape(ranks * capacity, rows.shape[1])
 
         # Ids travel as floats beside the weights: one message, and exact below 2**24 experts.
@@ -156,7 +192,7 @@ class AllToAll:
         ids = jnp.where(came, local.own_ids(ids), local.number)
         ids, overflow = fit_rows(ids, local.number, ranks, max_rows)
         y = local(Tokens(send(tokens.x), ids, routing[:, :k]), max_rows)
-        back = exchange_chunks(y.reshape(ranks, capacity, y.shape[1]), receive, plan.sizes, axis)
+        back = exchange_chunks(y.reshape(ranks, capacity, y.shape[1]), rounds, at_once, axis)
         total = combine(back.reshape(ranks * capacity, y.shape[1]), None, plan.links)
         return total, plan.dropped + overflow
 

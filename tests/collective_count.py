@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-_NAMES = ("all-gather", "all-reduce", "reduce-scatter", "ragged-all-to-all", "all-to-all", "collective-permute")
+_NAMES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _OP = re.compile(rf"= (?P<type>\(?.*?) (?P<name>{'|'.join(_NAMES)})(?P<start>-start)?\((?P<operands>[^)]*)\)")
 _ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 _BYTES = {"pred": 1, "bf16": 2}
@@ -45,8 +45,6 @@ def collectives(text: str) -> list[Collective]:
     found = []
     for match in _OP.finditer(text):
         operands = re.findall(r"%[\w.-]+", match["operands"])
-        if match["name"] == "ragged-all-to-all":
-            operands = operands[:1]  # then the buffer to write into, and sizes
         arrays = [_ARRAY.search(types[operand]) for operand in operands]
         shapes = tuple(tuple(int(n) for n in a[2].split(",") if n) for a in arrays if a is not None)
         kinds = [a[1] for a in arrays if a is not None]

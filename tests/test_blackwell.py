@@ -53,6 +53,17 @@ def test_the_first_posts_kernel_has_a_seventh_stage() -> None:
     assert dataclasses.replace(SMALL, stages=6, weight_stages=6).shared_memory_bytes + staging <= SMEM_BYTES
 
 
+def test_results_that_are_staged_cost_a_stage() -> None:
+    for candidate in (SMALL, PAIR):
+        with pytest.raises(ValueError, match="stages"):
+            dataclasses.replace(candidate, staged=True)
+        fewer = dataclasses.replace(candidate, stages=6, weight_stages=6)
+        staged = dataclasses.replace(fewer, staged=True)
+        assert staged.shared_memory_for(BF16) == fewer.shared_memory_bytes + 4 * 2 * 32 * 128
+        assert staged.shared_memory_for(F32) == fewer.shared_memory_bytes
+    assert dataclasses.replace(WIDE_PAIR, staged=True).stages == WIDE_PAIR.stages
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -66,6 +77,7 @@ def test_the_first_posts_kernel_has_a_seventh_stage() -> None:
         {"splits_accumulator": True},
         {"swapped": True, "tile_m": 256, "tile_n": 256},
         {"tile_m": 16},
+        {"tile_m": 64, "tile_n": 128, "staged": True},
     ],
     ids=str,
 )
@@ -145,12 +157,15 @@ def spec_of(product: Product, candidate: Sm100Config, dtype: np.dtype = BF16) ->
 PLAIN = dataclasses.replace(FEW_ROWS, wide_boxes=False)
 NARROW_STORES = dataclasses.replace(SMALL, wide_stores=False)
 WHOLE = dataclasses.replace(WIDE_PAIR, splits_accumulator=False)
+STAGED = dataclasses.replace(SMALL, stages=6, weight_stages=6, staged=True)
+DYNAMIC = [dataclasses.replace(candidate, dynamic=True) for candidate in (FEW_ROWS, PAIR)]
 EVERY = [spec_of(product, candidate) for product in Product for candidate in pick_sm100.candidates(product)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_at_once() -> None:
     others = [(Product.DLHS, PLAIN), (Product.FORWARD, NARROW_STORES), (Product.FORWARD, WHOLE)]
+    others += [(Product.DRHS, STAGED), (Product.FORWARD, DYNAMIC[0]), (Product.DRHS, DYNAMIC[1])]
     kernels.compile_all([*EVERY, *(spec_of(*other) for other in others)], ARCH)
 
 
@@ -164,14 +179,16 @@ def loads(text: str) -> list[str]:
 
 
 @functools.cache
-def launched(product: Product, candidate: Sm100Config) -> tuple[Any, list[bytes]]:
-    """A launch, and its parameters."""
+def launched(
+    product: Product, candidate: Sm100Config, shape: tuple[int, int, int, int] = (512, 512, 1024, 2)
+) -> tuple[Any, list[bytes]]:
+    """A launch of (m, k, n, groups), and its parameters."""
     spec = spec_of(product, candidate)
     kernel = kernels.compiled(spec, ARCH)
-    m, k, n, w = 512, 512, 1024, 2
+    m, k, n, w = shape
     lhs = np.zeros((1, m, n if product is Product.DLHS else k), BF16)
     rhs = np.zeros((1, m, n) if product is Product.DRHS else (1, w, k, n), BF16)
-    shape = {Product.FORWARD: (1, m, n), Product.DLHS: (1, m, k), Product.DRHS: (1, w, k, n)}[product]
+    out = {Product.FORWARD: (1, m, n), Product.DLHS: (1, m, k), Product.DRHS: (1, w, k, n)}[product]
     arrays = {
         "lhs": lhs,
         "rhs": rhs,
@@ -184,7 +201,7 @@ def launched(product: Product, candidate: Sm100Config) -> tuple[Any, list[bytes]
         sizes = [param.size for param in parser.parse(kernel.ptx)[asked.kernel].params]
         found.append((asked, asked.params(sizes)))
 
-    kernel.host.run(kernels.arguments(spec, arrays, np.zeros(shape, BF16), 148), on_launch)
+    kernel.host.run(kernels.arguments(spec, arrays, np.zeros(out, BF16), 148), on_launch)
     (only,) = found
     return only
 
@@ -200,17 +217,23 @@ def boxes(product: Product, candidate: Sm100Config) -> list[tuple[int, ...]]:
     return result
 
 
-@pytest.mark.parametrize("spec", EVERY, ids=lambda spec: f"{spec.product.value}-{name(spec.config)}")
+OTHERS = [spec_of(Product.DRHS, STAGED), spec_of(Product.FORWARD, DYNAMIC[0]), spec_of(Product.DRHS, DYNAMIC[1])]
+
+
+@pytest.mark.parametrize("spec", [*EVERY, *OTHERS], ids=lambda spec: f"{spec.product.value}-{name(spec.config)}")
 def test_a_kernel_is_one_launch_without_spills(spec: config.KernelSpec) -> None:
     compiled = kernels.compiled(spec, ARCH)
     assert compiled.ptx.count(".entry") == 1
     asked, _ = launched(spec.product, spec.config)
     blocks = spec.config.blocks
-    assert asked.grid == (148 // blocks * blocks, 1, 1)
+    if not spec.config.dynamic:
+        assert asked.grid == (148 // blocks * blocks, 1, 1)
     assert asked.cluster == (blocks, 1, 1)
     assert asked.shared_bytes == spec.shared_memory_bytes <= asked.allowed_shared_bytes
     assert asked.shared_bytes - FIXED_BYTES == (
-        spec.config.stages * spec.config.stage_bytes + spec.config.weight_stages * spec.config.weight_stage_bytes
+        spec.config.stages * spec.config.stage_bytes
+        + spec.config.weight_stages * spec.config.weight_stage_bytes
+        + spec.config.staging_bytes
     )
     found = compile_objects.resources(compiled.data)
     assert not found.get("spill_instructions")
@@ -285,6 +308,46 @@ def test_swapped_operands_have_the_weights_as_rows_of_the_product(product: Produ
     descriptor = (8 << 24) + (candidate.tile_m // 8 << 17)
     constants = {int(number) for number in re.findall(r"selp\.b32\s+%r\d+, \d+, (\d+), %p\d+;", text)}
     assert {number & 0x1FFE0000 for number in constants if number >> 24} == {descriptor}
+
+
+def test_results_leave_through_shared_memory_where_they_are_staged_only() -> None:
+    store = "cp.async.bulk.tensor.3d.global.shared::cta"
+    for spec in EVERY:
+        assert "global.shared" not in kernels.compiled(spec, ARCH).ptx
+    staged = ptx(Product.DRHS, STAGED)
+    assert staged.count(store) == 1
+    assert (64, 32, 1) in boxes(Product.DRHS, STAGED)
+
+
+def test_tiles_are_asked_for_where_scheduling_is_dynamic_only() -> None:
+    for spec in EVERY:
+        assert "clusterlaunchcontrol" not in kernels.compiled(spec, ARCH).ptx
+    one, pair = ptx(Product.FORWARD, DYNAMIC[0]), ptx(Product.DRHS, DYNAMIC[1])
+    for text in (one, pair):
+        # At the end of the list of tiles, and past it.
+        assert len(re.findall(r"clusterlaunchcontrol\.try_cancel\.async", text)) == 2
+        assert len(re.findall(r"clusterlaunchcontrol\.query_cancel\.is_canceled", text)) == 2
+        # What no cluster was taken for has no number.
+        assert len(re.findall(r"@\S+ clusterlaunchcontrol\.query_cancel\.get_first_ctaid", text)) == 2
+    assert "try_cancel.async.shared::cta.mbarrier" in one
+    assert "multicast::cluster::all" not in one
+    assert pair.count("multicast::cluster::all") == 2
+
+
+@pytest.mark.parametrize(
+    "shape", [(512, 512, 1024, 2), (1000, 64, 128, 3), (5, 64, 200, 7), (64, 64, 128, 0), (1, 8, 8, 9)]
+)
+def test_a_dynamic_launch_has_a_cluster_for_every_tile_that_there_can_be(shape: tuple[int, int, int, int]) -> None:
+    m, k, n, groups = shape
+    few, pair = DYNAMIC
+    # The most tiles along m: one row for each group, and all others for the rows of no group.
+    used = min(groups, m - 1)
+    tiles = used + -(-(m - used) // few.tile_m)
+    assert launched(Product.FORWARD, few, shape)[0].grid == (tiles * -(-n // few.tile_n), 1, 1)
+    tiles = groups * -(-k // pair.tile_m) * -(-n // pair.tile_n)
+    asked, _ = launched(Product.DRHS, pair, shape)
+    assert asked.grid == (2 * max(tiles, 1), 1, 1)
+    assert asked.cluster == (2, 1, 1)
 
 
 def test_weights_have_their_policy_in_l2() -> None:

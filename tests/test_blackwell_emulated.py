@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import re
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from emulated_layer import assert_layer_equals_plain_jax
 import jax_ggemm
 from jax_ggemm.kernel import config, pick_sm100
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, WIDE_PAIR
 from jax_ggemm.products import Product
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
@@ -77,8 +78,13 @@ SWITCHES = [
     dataclasses.replace(WIDE_PAIR, stages=2, weight_stages=2),
     Sm100Config(64, 128, 9, weight_stages=9, swapped=True),
     Sm100Config(128, 128, 2, weight_stages=2, swapped=True, wide_boxes=False),
+    Sm100Config(128, 128, 6, weight_stages=6, staged=True),
+    dataclasses.replace(WIDE_PAIR, staged=True),
+    Sm100Config(256, 256, 6, weight_stages=6, staged=True),
 ]
 """Each of the changes off, and rings as small as they can be."""
+
+DYNAMIC = [dataclasses.replace(candidate, dynamic=True) for candidate in (TOKENS_16, FEW_ROWS, SMALL, PAIR, WIDE_PAIR)]
 
 
 def shipped() -> list[config.KernelSpec]:
@@ -109,6 +115,13 @@ def cases() -> list[tuple[config.KernelSpec, str]]:
     return chosen
 
 
+TAKEN = [
+    config.KernelSpec(product, BF16, BF16, False, candidate)
+    for product in Product
+    # By default, those of tests/test_blackwell.py and one more.
+    for candidate in (DYNAMIC if FULL else [DYNAMIC[(1, 4, 3)[list(Product).index(product)]]])
+    if product.rows_are_ragged or not candidate.swapped
+]
 SWITCHED = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
     for product in Product
@@ -125,7 +138,7 @@ IN_BF16 = [
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """All kernels of this file, compiled in one process."""
-    kernels.compile_all([*shipped(), *SWITCHED, *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH)
+    kernels.compile_all([*shipped(), *SWITCHED, *TAKEN, *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH)
 
 
 def name(value: Any) -> str | None:
@@ -202,6 +215,39 @@ def test_every_kernel(spec: config.KernelSpec, histogram: str) -> None:
 @pytest.mark.parametrize("histogram", ["tails", "one_of_all"])
 def test_each_change_can_be_left_out(spec: config.KernelSpec, histogram: str) -> None:
     check(spec, HISTOGRAMS[histogram], (M, 200, 520))
+
+
+@pytest.mark.parametrize("spec", TAKEN, ids=name)
+@pytest.mark.parametrize("histogram", HISTOGRAMS if FULL else ["tails", "many", "negative"])
+def test_tiles_that_are_asked_for(spec: config.KernelSpec, histogram: str) -> None:
+    for seed in range(3 if FULL else 1):
+        check(spec, HISTOGRAMS[histogram], (M, 200, 520), seed=seed)
+
+
+def out_of_order(ptx: str, blocks: int) -> str:
+    """A kernel for whom neighbouring clusters have changed places, two by two."""
+    first = re.compile(r"(mov\.u32\s+(%r\d+), %ctaid\.x;)")
+    taken = re.compile(r"(@taken clusterlaunchcontrol\.query_cancel\.get_first_ctaid\S+ (%r\d+), answer;)")
+    for pattern, guard in ((first, ""), (taken, "@taken ")):
+        ptx, found = pattern.subn(rf"\1 {guard}xor.b32 \2, \2, {blocks};", ptx)
+        assert found
+    return ptx
+
+
+@pytest.mark.parametrize("spec", TAKEN, ids=name)
+def test_tiles_come_in_any_order(spec: config.KernelSpec) -> None:
+    kernel = kernels.compiled(spec, ARCH)
+    groups, blocks = HISTOGRAMS["tails"], spec.config.blocks
+    arrays = operands(spec, groups, (M, 512, 512))
+    want = expected(spec, arrays, groups)
+    memory, out = ptx_emulator.Memory(), kernels.empty(want.shape, BF16)
+    for key, array in arrays.items():
+        memory.add(key, array)
+    memory.add("out", out, writable=True, initialised=False)
+    arguments = kernels.arguments(spec, arrays, out, 2)
+    launch, _ = kernel.launch(arguments, memory, ptx=out_of_order(kernel.ptx, blocks))
+    assert launch.grid[0] % (2 * blocks) == 0
+    np.testing.assert_array_equal(out, want)
 
 
 @pytest.mark.parametrize("seed", range(20 if FULL else 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -27,7 +28,8 @@ from jax_ggemm import (
     Router,
     moe,
 )
-from jax_ggemm.exchange_cost import LayerSizes, cost, ranks_per_token
+from jax_ggemm.exchange_cost import LayerSizes, cost
+from jax_ggemm.exchanges import ranks_per_token
 from jax_ggemm.layouts import INTERLEAVED, ExpertLayout
 
 pytestmark = pytest.mark.once
@@ -44,8 +46,10 @@ OWN = {
 
 
 @functools.cache
-def program(exchange: Any, axes: tuple[tuple[str, int], ...], dtype: Any = jnp.float32) -> list[Collective]:
-    """The collectives of a layer's forward and backward pass on T tokens a device."""
+def program(
+    exchange: Any, axes: tuple[tuple[str, int], ...], dtype: Any = jnp.float32, each: int = T
+) -> list[Collective]:
+    """The collectives of a layer's forward and backward pass on `each` tokens a device."""
     names, sizes = (tuple(part) for part in zip(*axes, strict=True))
     mesh = jax.make_mesh(
         sizes, names, axis_types=(AxisType.Auto,) * len(names), devices=jax.devices()[: math.prod(sizes)]
@@ -63,7 +67,7 @@ def program(exchange: Any, axes: tuple[tuple[str, int], ...], dtype: Any = jnp.f
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
     split = tuple(n for n in names if n == "data" or (n == "expert" and exchange.split_tokens))
-    tokens = T * math.prod(mesh.shape[n] for n in split)
+    tokens = each * math.prod(mesh.shape[n] for n in split)
     specs = parallel.expert_specs(LAYOUT)
     params = MoEParams(
         array((D, E), P(), jnp.float32),
@@ -87,8 +91,23 @@ def test_bytes_are_those_of_the_compiled_program(exchange: Any, ranks: int) -> N
     steps = ranks - 1 if isinstance(exchange, Ring) else 1
     counted = sum(c.to_others(ranks) * (1 if c.in_entry else steps) for c in found)
     sizes = LayerSizes(T, D, K, ranks, E // ranks, itemsize=4)
-    expected = cost(exchange, sizes, whole_chunks=True)
+    expected = cost(exchange, sizes)
     assert counted == expected.forward + expected.backward
+
+
+def test_chunks_with_much_room_go_in_rounds_of_balanced_size() -> None:
+    """The first round is in the program itself, any other in the body of a loop."""
+    each, ranks = 40 * T, 8
+    sizes = LayerSizes(each, D, K, ranks, E // ranks, itemsize=4)
+    at_once = AllToAll().round_rows(each, K, ranks)
+    assert each * ranks_per_token(K, ranks) / ranks < at_once <= each / 2
+    found = [c for c in program(AllToAll(), (("expert", ranks),), each=each) if c.name == "all-to-all"]
+    first = sum(c.to_others(ranks) for c in found if c.in_entry)
+    more = sum(c.to_others(ranks) for c in found if not c.in_entry)
+    balanced, skewed = cost(AllToAll(), sizes), cost(AllToAll(), dataclasses.replace(sizes, skew=1.7))
+    assert first == balanced.forward + balanced.backward
+    assert first + more == skewed.forward + skewed.backward
+    assert {shape[1] for c in found for shape in c.shapes if len(shape) == 3} == {at_once}
 
 
 MESHES = [(("expert", 8),), (("data", 2), ("expert", 4)), (("data", 2), ("expert", 2), ("tensor", 2))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -38,6 +39,33 @@ def test_outputs_losses_and_gradients_are_those_of_one_device(mesh: str, exchang
         got = run(parallel, routed(given, routing))
         assert_same(got, on_one_device(routing))
         assert int(got[0][1][1].dropped) == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class InRounds(AllToAll):
+    """Sends two rows of a chunk at a time."""
+
+    def round_rows(self, tokens: int, k: int, ranks: int) -> int:
+        """See `AllToAll`."""
+        return min(2, self.chunk_rows(tokens, k, ranks))
+
+
+@pytest.mark.parametrize("mesh", some(list(MESHES), 1))
+def test_as_many_rounds_as_the_routing_needs(mesh: str) -> None:
+    parallel, given = options(parallel_on(mesh, InRounds())), inputs()
+    for routing in ROUTINGS:
+        assert_same(run(parallel, routed(given, routing)), on_one_device(routing))
+
+
+def test_a_round_holds_balanced_routing() -> None:
+    for tokens, k, ranks in [(8192, 8, 64), (4096, 8, 1024), (64, 4, 32), (8192, 2, 16)]:
+        rows, draws = AllToAll().round_rows(tokens, k, ranks), np.random.default_rng(0)
+        owners = draws.integers(ranks, size=(tokens, k))
+        counts = [np.any(owners == rank, axis=1).sum() for rank in range(ranks)]
+        assert max(counts) <= rows <= tokens // 2
+    assert AllToAll().round_rows(8192, 8, 4) == 8192  # nearly all tokens go everywhere
+    assert AllToAll(1.25).round_rows(8192, 8, 64) == AllToAll(1.25).chunk_rows(8192, 8, 64)
+    assert AllToAll().round_rows(1, 1, 8) == 1
 
 
 def test_the_routings_are_what_they_say() -> None:

@@ -26,6 +26,12 @@ def test_a_mutation_is_caught(bed: TestBed, mutation: Mutation[Any]) -> None:
     assert finding.caught, finding
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_kernels_of_an_architecture_have_many(arch: str) -> None:
+    kernels = [bed for bed in BEDS if bed.name.startswith(arch) and "test bed" not in bed.name]
+    assert len({mutation.name for bed in kernels for mutation in bed.mutations}) >= 30
+
+
 @pytest.mark.parametrize("bed", BEDS, ids=lambda bed: bed.name)
 def test_a_kernel_without_mutation_has_no_fault(bed: TestBed) -> None:
     text = str(bed.text())

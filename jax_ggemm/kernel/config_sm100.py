@@ -19,7 +19,12 @@ LEAST_TMEM_COLUMNS = 32
 """Of an allocation."""
 
 FIXED_BYTES = 1024
-"""Room for the barriers and the ring of work tiles, before the first operand tile."""
+"""Room for the barriers, the ring of work tiles, and the answer of who asks for them, before the first operand tile."""
+
+STAGING_ROWS = 32
+STAGING_COLUMNS = 64
+STAGING_BUFFERS = 2
+"""Where results leave through shared memory: of each of four warps."""
 
 K_TILE_BYTES = 128
 """Of a row in a tile of the contraction: one row of the widest swizzle."""
@@ -62,9 +67,13 @@ class Sm100Config:
     """Of 512 columns: each half is handed to the epilogue, and given back, on its own."""
     wide_stores: bool = True
     """Results leave registers 32 bytes at a time where they are aligned to that, otherwise 16."""
+    staged: bool = False
+    """16-bit results leave through shared memory and the TMA unit instead: what stores from registers do without."""
     swapped: bool = False
     """The weights are the product's A, and tokens its B: few of them, as they come. Not where rows are contracted."""
     weight_eviction: Eviction = Eviction.NORMAL
+    dynamic: bool = False
+    """Multiprocessors take the next tile when they have room for it (`dynamic_sm100`), and are not dealt theirs."""
     swizzle: int = 8
     """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
 
@@ -79,6 +88,8 @@ class Sm100Config:
             raise ValueError(f"{self.stages} stages, but {self.weight_stages} of weights, which share their barriers")
         if self.splits_accumulator and self.tile_n <= ATOM_COLUMNS:
             raise ValueError(f"tiles of {self.tile_n} columns have an accumulator of one part")
+        if self.staged and self.rows_of_warp != STAGING_ROWS:
+            raise ValueError(f"no kernel that stages results in shared memory for tiles of {self.tile_m} rows")
         if min(self.stages, self.weight_stages) < 2 or self.shared_memory_bytes > SMEM_BYTES:
             raise ValueError(
                 f"{self.stages} stages of {self.stage_bytes} bytes and {self.weight_stages} of "
@@ -103,12 +114,26 @@ class Sm100Config:
     @property
     def shared_memory_bytes(self) -> int:
         """Shared memory of one block, at most."""
-        return FIXED_BYTES + self.stages * self.stage_bytes + self.weight_stages * self.weight_stage_bytes
+        stages = self.stages * self.stage_bytes + self.weight_stages * self.weight_stage_bytes
+        return FIXED_BYTES + stages + self.staging_bytes
 
     def shared_memory_for(self, out_dtype: np.dtype) -> int:
-        """Shared memory that one block is launched with: results need none."""
-        del out_dtype
-        return self.shared_memory_bytes
+        """Shared memory that one block is launched with: results need none, but where they are staged."""
+        return self.shared_memory_bytes - (0 if self.stages_results_of(out_dtype) else self.staging_bytes)
+
+    def stages_results_of(self, out_dtype: np.dtype) -> bool:
+        """Whether results of a type leave through shared memory."""
+        return self.staged and out_dtype.itemsize == 2
+
+    @property
+    def staging_bytes(self) -> int:
+        """Shared memory that results leave through, in one block."""
+        return 4 * STAGING_BUFFERS * STAGING_ROWS * STAGING_COLUMNS * 2 if self.staged else 0
+
+    @property
+    def rows_of_warp(self) -> int:
+        """Rows of a tile that each of the four warps of the epilogue writes; 0 where it has columns."""
+        return 0 if self.swapped else self.tile_m // self.blocks // 4
 
     @property
     def slot_columns(self) -> int:

@@ -115,18 +115,16 @@ def store(acc: cute.Tensor, coords: cute.Tensor, result: Result, origin: tuple, 
                         cute.copy(copy, values, cute.make_tensor(at, cute.make_layout(per_store)))
 
 
-def staging(result: Result, rows: Any, matrices: Any, tile_m: int) -> tuple:
-    """For `store_staged`: a tensor map of the result, its (row, column, matrix) view, and the buffers' layout."""
+def staging(result: Result, rows: Any, matrices: Any, box: tuple[int, int], buffers: int) -> tuple:
+    """A tensor map of the result, its (row, column, matrix) view, and the layout of buffers of a box of it."""
     columns, dtype = result.columns, result.data.dtype
     shape = (rows, columns, matrices)
     view = cute.make_tensor(
         result.data, cute.make_layout(shape, stride=(Int64(columns), 1, Int64(rows) * Int64(columns)))
     )
-    layout = hopper.make_smem_layout_epi(dtype, LayoutEnum.ROW_MAJOR, (tile_m, STAGING_COLUMNS), STAGING_BUFFERS)
+    layout = hopper.make_smem_layout_epi(dtype, LayoutEnum.ROW_MAJOR, box, buffers)
     buffer = cute.slice_(layout, (None, None, 0))
-    tma, tensor = cpasync.make_tiled_tma_atom(
-        cpasync.CopyBulkTensorTileS2GOp(), view, buffer, (tile_m, STAGING_COLUMNS)
-    )
+    tma, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), view, buffer, box)
     return tma, tensor, layout
 
 

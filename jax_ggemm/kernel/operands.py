@@ -12,11 +12,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 
+from jax_ggemm.kernel.config import KernelSpec
 from jax_ggemm.kernel.schedule import Extents
 from jax_ggemm.products import Product
+
+DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": Float32}
+"""The DSL's types, by the names of NumPy's."""
 
 _RAGGED_ROWS = 2**30
 _TURN = 2**64 // _RAGGED_ROWS
@@ -61,4 +66,23 @@ def views(product: Product, lhs: cute.Pointer, rhs: cute.Pointer, e: Extents) ->
     return (
         cute.make_tensor(lhs, cute.make_layout(a_shape, stride=a_stride)),
         cute.make_tensor(rhs, cute.make_layout(b_shape, stride=b_stride)),
+    )
+
+
+def example_arguments(spec: KernelSpec, bias_align: int) -> tuple[Any, ...]:
+    """Arguments to compile a kernel with: only their types matter.
+
+    Args:
+      spec: the kernel.
+      bias_align: bytes that rows of bias are aligned to.
+
+    Returns:
+      The stream, the pointers to lhs, rhs, group_sizes, group_offset, bias and the result, then the `Extents`.
+    """
+    in_dtype, out_dtype = DTYPES[spec.in_dtype.name], DTYPES[spec.out_dtype.name]
+    pointers = [(in_dtype, 16), (in_dtype, 16), (Int32, 4), (Int32, 4), (Float32, bias_align), (out_dtype, 16)]
+    return (
+        cuda.CUstream(0),
+        *(cute.runtime.make_ptr(dtype, 256, cute.AddressSpace.gmem, assumed_align=align) for dtype, align in pointers),
+        *(Int32(8),) * Extents.COUNT,
     )

@@ -32,7 +32,8 @@ _SHARED_DEPTH = 8 * TILE_K
 _SHARE_OF_LOAD = 4
 """A group's contraction is shared where it is more than one part in so many of what each multiprocessor multiplies."""
 
-_MAX_TILES = 2**30
+MAX_TILES = 2**30
+"""A call has fewer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +135,14 @@ class WorkRing:
         return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, RING_DEPTH)
 
     @cute.jit
+    def make_room(self, state: pipeline.PipelineState):
+        """Waits until there is room for a tile; called by all lanes of a warp."""
+        self.pipeline.producer_acquire(state)
+
+    @cute.jit
     def put(self, state: pipeline.PipelineState, tile: WorkTile):
         """Writes a tile; called by all lanes of a warp."""
-        self.pipeline.producer_acquire(state)
+        self.make_room(state)
         values = tile.values()
         with cute.arch.elect_one():
             for i in cutlass.range_constexpr(len(values)):
@@ -173,17 +179,43 @@ class Scheduler:
     @cute.jit
     def run(self, sizes: cute.Pointer, offsets: cute.Pointer, extents: Extents, ring: WorkRing):
         """Puts each tile of this block into the ring, then one with negative k_tiles; run by one warp."""
-        e = extents
-        n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.config.tile_n)
-        shared_from = self._shared_from(e, n_tiles)
-        state = ring.writer()
+        limits = self._limits(extents)
         cluster = self.config.cluster
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         if cutlass.const_expr(self.blocks > 1):
             block //= self.blocks
             blocks //= self.blocks
-        next_deal, rank, stride = block // cluster, block % cluster, blocks // cluster
+        first, rank, stride = block // cluster, block % cluster, blocks // cluster
+        at = (ring.writer(), first, Int32(0))
+        state, _, _, _ = self._deal((sizes, offsets), extents, (*limits, rank), ring, at, stride)
+        ring.put(state, WorkTile(*(Int32(-1) for _ in range(FIELDS))))
+
+    @cute.jit
+    def _limits(self, e: Extents) -> tuple:
+        """The tiles along n, and the rows from which on a group is shared."""
+        n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.config.tile_n)
+        return n_tiles, self._shared_from(e, n_tiles)
+
+    @cute.jit
+    def _deal(self, groups: tuple, e: Extents, limits: tuple, ring: WorkRing, at: tuple, source: Any) -> tuple:
+        """Puts tiles into the ring, from group to group, until the next deal is past the last.
+
+        Args:
+          groups: pointers to their sizes and to group_offset.
+          e: of the call.
+          limits: `_limits`, and which block of a pair that shares this one is.
+          ring: where to.
+          at: (position in the ring, the next deal, what `_next` counts).
+          source: of further deals, for `_next`.
+
+        Returns:
+          `at`, and how many deals there are up to where this ended.
+        """
+        sizes, offsets = groups
+        n_tiles, shared_from, rank = limits
+        state, next_deal, count = at
+        cluster = self.config.cluster
         deals_before = Int32(0)
         element = Int32(0)
         # Over all batch elements: first their shared groups, where there are any, then the others.
@@ -195,7 +227,7 @@ class Scheduler:
             while first < last:
                 start, end, weight, m_tiles = self._groups(sizes, e, of_batch, first, offset, rows_before)
                 deals = self._deals(m_tiles * n_tiles, end - start >= shared_from, sharing)
-                deals_end = inclusive_scan(deals, Int32(_MAX_TILES)) + deals_before
+                deals_end = inclusive_scan(deals, Int32(MAX_TILES)) + deals_before
                 chunk_end = cute.arch.shuffle_sync(deals_end, WARP - 1)
                 while next_deal < chunk_end:
                     # deals_end grows from lane to lane: the deal belongs to the first one that it is below.
@@ -214,12 +246,24 @@ class Scheduler:
                             tile = self._half(tile, rank, sharing)
                         ring.put(state, tile)
                         state.advance()
-                    next_deal += stride
+                    next_deal, count = self._next(next_deal, count, source, (ring, state))
                 rows_before = cute.arch.shuffle_sync(end, WARP - 1)
                 deals_before = chunk_end
                 first += WARP
             element += 1
-        ring.put(state, WorkTile(*(Int32(-1) for _ in range(FIELDS))))
+        return state, next_deal, count, deals_before
+
+    @cute.jit
+    def _next(self, deal: Int32, count: Any, source: Any, to: tuple) -> tuple:
+        """The deal after one, and the new count: here `source` is the number of those who are dealt to.
+
+        Args:
+          deal: the one before.
+          count: of what the source has given.
+          source: of deals.
+          to: (ring, position), where the next tile is put.
+        """
+        return deal + source, count
 
     @cute.jit
     def _range(self, offsets: cute.Pointer, e: Extents, element: Int32) -> tuple:
@@ -252,7 +296,7 @@ class Scheduler:
         """The rows from which on a group's contraction is shared."""
         tiles = Int64(ceil_div(e.k, self.config.tile_m)) * Int64(n_tiles)
         of_load = tiles * Int64(e.m) * Int64(e.batch) // Int64(_SHARE_OF_LOAD * e.multiprocessors)
-        return Int32(cutlass.max(cutlass.min(of_load, Int64(_MAX_TILES)), Int64(_SHARED_DEPTH)))
+        return Int32(cutlass.max(cutlass.min(of_load, Int64(MAX_TILES)), Int64(_SHARED_DEPTH)))
 
     @cute.jit
     def _half(self, tile: WorkTile, rank: Int32, sharing: cutlass.Boolean) -> WorkTile:

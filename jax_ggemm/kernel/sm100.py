@@ -25,32 +25,27 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Boolean, Float32, Int32, Int64, cute, pipeline
+from cutlass import Boolean, Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
-from jax_ggemm.kernel import epilogue_sm100 as epilogue
-from jax_ggemm.kernel import operands, rings
+from jax_ggemm.kernel import epilogue_sm100, operands, rings
 from jax_ggemm.kernel.config import KernelSpec
-from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Eviction, Sm100Config
+from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, K_TILE_BYTES, Sm100Config
+from jax_ggemm.kernel.dynamic_sm100 import ANSWER_BYTES, BARRIERS, DynamicScheduler, Requests
 from jax_ggemm.kernel.epilogue import Result
+from jax_ggemm.kernel.loads_sm100 import Loads
 from jax_ggemm.kernel.rings import Barriers
-from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing, WorkTile
+from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH, Extents, Scheduler, WorkRing
+from jax_ggemm.kernel.staged_sm100 import Staging
 from jax_ggemm.kernel.wide_boxes import WideBoxes
 from jax_ggemm.products import Product
 
-_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
-
-_EPILOGUE_WARPS = 4
-"""Warps 0 to 3: a warp may read those lanes of tensor memory that its number modulo 4 gives it."""
 _MULTIPLY_WARP = 4
 _LOAD_WARP = 5
 _SCHEDULE_WARP = 6
 _WARPS = 7
 _READERS = 6
-
-_CHUNK = 64
-"""Columns of a row that a thread of the epilogue holds at a time."""
 
 
 class GroupedGemmSm100:
@@ -60,39 +55,27 @@ class GroupedGemmSm100:
         assert isinstance(spec.config, Sm100Config)
         self.spec = spec
         self.config = spec.config
-        self.dtype = _DTYPES[spec.in_dtype.name]
-        self.out_dtype = _DTYPES[spec.out_dtype.name]
+        self.dtype = operands.DTYPES[spec.in_dtype.name]
+        self.out_dtype = operands.DTYPES[spec.out_dtype.name]
         self.tile_k = K_TILE_BYTES // spec.in_dtype.itemsize
         self.tile = (spec.config.tile_m, spec.config.tile_n, self.tile_k)
         self.weight_tile = (*self.tile[:2], self.tile_k * spec.config.weight_k_tiles)
         self.blocks = spec.config.blocks
         self.rows = spec.config.tile_m // self.blocks
         self.group = tcgen05.CtaGroup.TWO if self.blocks == 2 else tcgen05.CtaGroup.ONE
-        self.scheduler = Scheduler(spec.config, spec.product, tile_k=self.tile_k, blocks=self.blocks)
+        deals = DynamicScheduler if spec.config.dynamic else Scheduler
+        self.scheduler: Any = deals(spec.config, spec.product, tile_k=self.tile_k, blocks=self.blocks)
+        self.epilogue = self._epilogue()
         self.ragged_rows = spec.product.rows_are_ragged
         # Row-major operands are contiguous along the contraction, column-major ones across it.
         self.a_major = OperandMajorMode.K if self.ragged_rows else OperandMajorMode.MN
         self.b_major = OperandMajorMode.K if spec.product is Product.DLHS else OperandMajorMode.MN
         self.wide_boxes: Any = WideBoxes.of(spec.config, spec.product is Product.DLHS, self.tile_k)
+        self.loads = self._loads()
 
     def example_arguments(self) -> tuple[Any, ...]:
         """Arguments to compile with: only their types matter."""
-        pointers = [
-            (self.dtype, 16),
-            (self.dtype, 16),
-            (Int32, 4),
-            (Int32, 4),
-            (Float32, 16),
-            (self.out_dtype, 16),
-        ]
-        return (
-            cuda.CUstream(0),
-            *(
-                cute.runtime.make_ptr(dtype, 256, cute.AddressSpace.gmem, assumed_align=align)
-                for dtype, align in pointers
-            ),
-            *(Int32(8),) * Extents.COUNT,
-        )
+        return operands.example_arguments(self.spec, bias_align=16)
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *arguments: Any):
@@ -118,6 +101,11 @@ class GroupedGemmSm100:
         if cutlass.const_expr(self.wide_boxes is not None):
             wide = self.wide_boxes.tensor_map(b_view, b_smem.inner, load, kind)
         columns = k if cutlass.const_expr(self.spec.product is Product.DLHS) else n
+        result = Result(out, columns, bias, k)
+        staging: Any = None
+        if cutlass.const_expr(self.epilogue.staged):
+            rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
+            staging = Staging.plan(result, rows, matrices, epilogue_sm100.WARPS)
         config = self.config
 
         @cute.struct
@@ -128,8 +116,13 @@ class GroupedGemmSm100:
             ring_barriers: cute.struct.MemRange[cutlass.Int64, 2 * RING_DEPTH]
             ring: cute.struct.Align[cute.struct.MemRange[Int32, FIELDS * RING_DEPTH], 16]
             tmem: Int32
+            request_barriers: cute.struct.MemRange[cutlass.Int64, BARRIERS if config.dynamic else 0]
+            answer: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, ANSWER_BYTES if config.dynamic else 0], 16]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_smem)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_smem)], 1024]
+            staging: cute.struct.Align[
+                cute.struct.MemRange[cutlass.Uint8, config.staging_bytes if self.epilogue.staged else 0], 1024
+            ]
 
         self.storage = Storage
         self._kernel(
@@ -137,15 +130,29 @@ class GroupedGemmSm100:
             (b_tma, b_tensor, b_smem, wide),
             tiled_mma,
             (sizes, offsets),
-            Result(out, columns, bias, k),
+            (result, staging),
             extents,
         ).launch(
-            grid=(cutlass.max(extents.multiprocessors // self.blocks, 1) * self.blocks, 1, 1),
+            grid=(self._grid(extents), 1, 1),
             block=(32 * _WARPS, 1, 1),
             cluster=(self.blocks, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
+
+    def _grid(self, e: Extents) -> Any:
+        """Blocks to launch."""
+        if self.config.dynamic:
+            return self.scheduler.grid(e)
+        return cutlass.max(e.multiprocessors // self.blocks, 1) * self.blocks
+
+    def _loads(self) -> Loads:
+        """What loads the tiles."""
+        return Loads(self.spec, self.tile_k, self.wide_boxes)
+
+    def _epilogue(self) -> epilogue_sm100.Epilogue:
+        """What writes the tiles."""
+        return epilogue_sm100.Epilogue(self.spec)
 
     def _tiled_mma(self) -> cute.TiledMma:
         """The product of a tile: lhs is its A, the weights are its B."""
@@ -170,10 +177,6 @@ class GroupedGemmSm100:
             make_b(load, views[1], layouts[1], self.weight_tile, tiled_mma, internal_type=kind),
         )
 
-    def _of_block(self, of_block: Any, a_tiles: cute.Tensor, b_tiles: cute.Tensor) -> tuple:
-        """What a block loads of tiles of lhs and of the weights."""
-        return of_block.partition_A(a_tiles), of_block.partition_B(b_tiles)
-
     def _fragments(self, tiled_mma: cute.TiledMma, stages: tuple) -> tuple:
         """The stages of lhs and of the weights as the products take them."""
         return tiled_mma.make_fragment_A(stages[0]), tiled_mma.make_fragment_B(stages[1])
@@ -189,7 +192,7 @@ class GroupedGemmSm100:
         b_operand: tuple,
         tiled_mma: cute.TiledMma,
         groups: tuple,
-        result: Result,
+        outputs: tuple,
         extents: Extents,
     ):
         a_tma, a_tensor, a_smem = a_operand
@@ -197,33 +200,26 @@ class GroupedGemmSm100:
         rank = cute.arch.block_idx()[0] % self.blocks
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == _LOAD_WARP:
-            cpasync.prefetch_descriptor(a_tma)
-            cpasync.prefetch_descriptor(b_tma)
-            if cutlass.const_expr(self.wide_boxes is not None):
-                cpasync.prefetch_descriptor(wide[0])
+            self.loads.prefetch(a_tma, b_tma, wide)
 
         storage = SmemAllocator().allocate(self.storage)
         a_stages = storage.a.get_tensor(a_smem.outer, swizzle=a_smem.inner)
         b_stages = storage.b.get_tensor(b_smem.outer, swizzle=b_smem.inner)
         if cutlass.const_expr(self.wide_boxes is not None):
             wide = (*wide, storage.b.get_tensor(self.wide_boxes.smem(), swizzle=b_smem.inner))
+        if cutlass.const_expr(self.epilogue.staged):
+            c_tma, c_tensor, c_smem = outputs[1]
+            buffers = cute.recast_ptr(storage.staging.data_ptr(), c_smem.inner, dtype=self.out_dtype)
+            outputs = (outputs[0], Staging(c_tma, c_tensor, cute.make_tensor(buffers, c_smem.outer)))
         work = WorkRing.create(
             storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH))),
             storage.ring_barriers.data_ptr(),
             reader_warps=_READERS,
         )
         config = self.config
-        full = Barriers(storage.stage_barriers.data_ptr(), config.stages, self.blocks)
-        empty = Barriers(storage.stage_barriers.data_ptr() + config.stages, config.stages, self.blocks)
-        weights = Barriers(storage.weight_barriers.data_ptr(), config.weight_stages, self.blocks)
-        slot_full = Barriers(storage.slot_barriers.data_ptr(), config.slots, self.blocks)
-        slot_empty = Barriers(storage.slot_barriers.data_ptr() + config.slots, config.slots, self.blocks)
+        barriers, slots, requests = self._barriers(storage)
         if warp == _LOAD_WARP:
-            full.create(1)
-            empty.create(1)
-            weights.create(1)
-            slot_full.create(1)
-            slot_empty.create(_EPILOGUE_WARPS * self.blocks)
+            self._initialise(barriers, slots, requests)
         cute.arch.mbarrier_init_fence()
         if warp == _MULTIPLY_WARP:
             cute.arch.alloc_tmem(config.tmem_columns, storage.tmem.ptr, is_two_cta=self.blocks == 2)
@@ -233,29 +229,61 @@ class GroupedGemmSm100:
         acc = cute.make_tensor(tmem, self._accumulators(tiled_mma))
 
         if warp == _SCHEDULE_WARP:
-            self.scheduler.run(groups[0], groups[1], extents, work)
+            self._schedule(groups, extents, work, requests)
         if warp == _LOAD_WARP:
-            self._load(
+            self.loads.run(
                 tiled_mma.get_slice(rank),
                 (a_tma, a_tensor, a_stages),
                 (b_tma, b_tensor, b_stages, wide),
-                (full, empty, weights),
+                barriers,
                 (rank, extents.n),
                 work,
             )
         if warp == _MULTIPLY_WARP:
             if rank == 0:
-                self._multiply(
-                    tiled_mma, (a_stages, b_stages), acc, (full, empty, weights), (slot_full, slot_empty), work
-                )
+                self._multiply(tiled_mma, (a_stages, b_stages), acc, barriers, slots, work)
             else:
                 self._follow(work)
-        if warp < _EPILOGUE_WARPS:
-            self._write(acc, (slot_full, slot_empty), rank * self.rows, result, work)
+        if warp < epilogue_sm100.WARPS:
+            self.epilogue.run(acc, slots, rank * self.rows, outputs, work)
         # Nobody leaves, or frees tensor memory, while a block of its cluster may still use it.
         self._meet()
         if warp == _MULTIPLY_WARP:
             cute.arch.dealloc_tmem(tmem, config.tmem_columns, is_two_cta=self.blocks == 2)
+
+    def _barriers(self, storage: Any) -> tuple[tuple[Barriers, ...], tuple[Barriers, ...], Requests | None]:
+        """(full, empty, weights empty) of the stages, (full, empty) of the slots, and who asks for tiles."""
+        config = self.config
+        stages, slots = storage.stage_barriers.data_ptr(), storage.slot_barriers.data_ptr()
+        return (
+            (
+                Barriers(stages, config.stages, self.blocks),
+                Barriers(stages + config.stages, config.stages, self.blocks),
+                Barriers(storage.weight_barriers.data_ptr(), config.weight_stages, self.blocks),
+            ),
+            (Barriers(slots, config.slots, self.blocks), Barriers(slots + config.slots, config.slots, self.blocks)),
+            Requests.create(storage.answer.data_ptr(), storage.request_barriers.data_ptr(), self.blocks)
+            if config.dynamic
+            else None,
+        )
+
+    @cute.jit
+    def _initialise(self, barriers: tuple, slots: tuple, requests: Any):
+        """Sets the barriers up; run by one warp."""
+        for ring in barriers:
+            ring.create(1)
+        slots[0].create(1)
+        slots[1].create(epilogue_sm100.WARPS * self.blocks)
+        if cutlass.const_expr(requests is not None):
+            requests.initialise()
+
+    @cute.jit
+    def _schedule(self, groups: tuple, extents: Extents, work: WorkRing, requests: Any):
+        """Finds the tiles of this block; run by one warp."""
+        if cutlass.const_expr(requests is not None):
+            self.scheduler.take(groups, extents, work, requests)
+        else:
+            self.scheduler.run(groups[0], groups[1], extents, work)
 
     @cute.jit
     def _meet(self):
@@ -270,104 +298,6 @@ class GroupedGemmSm100:
         """(atom, 1, atoms of a slot, slots) of tensor memory."""
         shape = tiled_mma.partition_shape_C((self.config.tile_m, self.config.slot_columns))
         return tiled_mma.make_fragment_C(cute.append(shape, self.config.slots)).layout
-
-    @cute.jit
-    def _load(self, of_block: Any, a_operand: tuple, b_operand: tuple, barriers: tuple, place: tuple, work: WorkRing):
-        """Fills the stages with the tiles of both operands; run by one warp of each block."""
-        full, empty, weights = barriers
-        config = self.config
-        per_stage = config.weight_k_tiles
-        at, weights_at = rings.writer(config.stages), rings.writer(config.weight_stages)
-        position = work.reader()
-        tile = work.get(position)
-        while tile.k_tiles >= 0:
-            position.advance()
-            a_tiles, b_tiles, boxes = self._tiles(of_block, a_operand, b_operand, tile, place[0])
-            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
-                empty.wait(at)
-                opens = k_tile % per_stage == 0
-                num_bytes = Int32(config.stage_bytes * self.blocks)
-                if opens:
-                    if cutlass.const_expr(per_stage > 1):
-                        weights.wait(weights_at)
-                    num_bytes += config.weight_stage_bytes * self.blocks
-                if place[0] == 0:
-                    full.expect(at, num_bytes)
-                cute.copy(
-                    a_operand[0],
-                    a_tiles[1][None, k_tile],
-                    a_tiles[0][None, at.index],
-                    tma_bar_ptr=full.at(at),
-                    cache_policy=Int64(Eviction.NORMAL.value),
-                )
-                if opens:
-                    to = (weights_at.index, full.at(at))
-                    self._load_weights(b_operand, (b_tiles, boxes), (tile, place, k_tile // per_stage), to)
-                    weights_at.advance()
-                at.advance()
-            tile = work.get(position)
-        # What the last products signal has come.
-        for _ in cutlass.range_constexpr(config.stages):
-            empty.wait(at)
-            at.advance()
-        if cutlass.const_expr(per_stage > 1):
-            for _ in cutlass.range_constexpr(config.weight_stages):
-                weights.wait(weights_at)
-                weights_at.advance()
-
-    def _tiles(self, of_block: Any, a_operand: tuple, b_operand: tuple, tile: WorkTile, rank: Int32) -> tuple:
-        """What a block loads of a tile: of each operand (shared memory by stage, global memory by tile of the
-        contraction), and the same of the wide boxes.
-        """
-        a_tensor, b_tensor = a_operand[1], b_operand[1]
-        if self.ragged_rows:
-            a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
-            b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
-        else:
-            a_rows = cute.domain_offset((tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth))
-            b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
-        a_tiles, b_tiles = self._of_block(
-            of_block,
-            cute.local_tile(a_rows, (self.tile[0], self.tile_k), (0, None)),
-            cute.local_tile(b_rows, self.weight_tile[1:], (0, None)),
-        )
-        boxes = [] if self.wide_boxes is None else self.wide_boxes.parts(b_operand[3], tile, self.ragged_rows, rank)
-        return (
-            self._partition(a_operand[0], a_operand[2], a_tiles),
-            self._partition(b_operand[0], b_operand[2], b_tiles),
-            boxes,
-        )
-
-    @cute.jit
-    def _load_weights(self, operand: tuple, tiles: tuple, what: tuple, to: tuple):
-        """Fills a stage of weights, with wide boxes where they end within the rows of the weights."""
-        plain, boxes = tiles
-        tile, (rank, contiguous), stage = what
-        index, barrier = to
-        policy = Int64(self.config.weight_eviction.value)
-        fits = Boolean(False)
-        if cutlass.const_expr(self.wide_boxes is not None):
-            fits = self.wide_boxes.fits(tile, rank, stage, contiguous)
-        if fits:
-            for box_to, box_from in boxes:
-                cute.copy(
-                    operand[3][0],
-                    box_from[None, stage],
-                    box_to[None, index],
-                    tma_bar_ptr=barrier,
-                    cache_policy=policy,
-                )
-        else:
-            cute.copy(
-                operand[0], plain[1][None, stage], plain[0][None, index], tma_bar_ptr=barrier, cache_policy=policy
-            )
-
-    @staticmethod
-    def _partition(tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> Any:
-        """(shared memory by stage, global memory by tile of the contraction), as the TMA unit takes them."""
-        return cpasync.tma_partition(
-            tma, 0, cute.make_layout(1), cute.group_modes(smem, 0, 3), cute.group_modes(tiles, 0, 3)
-        )
 
     @cute.jit
     def _follow(self, work: WorkRing):
@@ -478,57 +408,3 @@ class GroupedGemmSm100:
                 to = acc[None, i]
                 self._product(tiled_mma, to, a[None, 0, step, at[0]], b[None, part * atoms + i, first + step, at[1]])
         return tiled_mma
-
-    @cute.jit
-    def _write(self, acc: cute.Tensor, slots: tuple, first_row: Int32, result: Result, work: WorkRing):
-        """Writes the tiles of the result; run by the warps of the epilogue."""
-        slot_full, slot_empty = slots
-        config = self.config
-        thread = cute.arch.thread_idx()[0]
-        # Of 64 rows a warp has 16, and half of its lanes take every other chunk.
-        per_load = _CHUNK * 128 // self.rows
-        op = tcgen05.Ld32x32bOp if self.rows == 128 else tcgen05.Ld16x32bx2Op
-        atom = cute.make_copy_atom(op(tcgen05.Repetition(_CHUNK)), Float32)
-        columns = cute.group_modes(acc[(None, None), 0, None, None], 1, 3)
-        chunks = cute.flat_divide(columns, (self.rows, per_load))[None, None, 0, None, None]
-        copy = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0])
-        of_thread = copy.get_slice(thread)
-        from_tmem = of_thread.partition_S(chunks)
-        coords = of_thread.partition_D(cute.make_identity_tensor((self.rows, per_load)))
-        row, offset = coords[0]
-        row += first_row
-        first_of_warp = cute.arch.make_warp_uniform(thread // 32) * (self.rows // _EPILOGUE_WARPS) + first_row
-        wide = config.wide_stores and epilogue.takes_wide_stores(result)
-        pieces = config.slot_columns // per_load
-        slot = rings.reader(config.slots)
-        position = work.reader()
-        tile = work.get(position)
-        while tile.k_tiles >= 0:
-            position.advance()
-            base = tile.out_row
-            if cutlass.const_expr(not self.ragged_rows):
-                base = tile.out_row * result.matrix_rows + tile.a_column
-            has_rows = first_of_warp < tile.rows
-            for part in cutlass.range_constexpr(config.slots_per_tile):
-                if tile.k_tiles > 0:
-                    slot_full.wait(slot)
-                for i in cutlass.range(pieces if has_rows else 0, unroll=1):
-                    values = cute.make_rmem_tensor(_CHUNK, Float32)
-                    values.fill(0.0)
-                    column = tile.column + part * config.slot_columns + i * per_load + offset
-                    if tile.k_tiles > 0:
-                        loaded = cute.make_tensor(values.iterator, cute.make_layout(coords.shape))
-                        cute.copy(copy, from_tmem[None, None, None, i, slot.index], loaded)
-                        if i == pieces - 1:
-                            # Nothing is left to read: the next product may start while this one is written.
-                            cute.arch.fence_view_async_tmem_load()
-                            slot_empty.arrive_at_first(slot)
-                        if cutlass.const_expr(self.spec.has_bias):
-                            epilogue.add_bias(values, result, tile.depth, column)
-                    if row < tile.rows:
-                        epilogue.store_row(values, result, Int64(base) + Int64(row), column, wide)
-                if tile.k_tiles > 0:
-                    if not has_rows:
-                        slot_empty.arrive_at_first(slot)
-                    slot.advance()
-            tile = work.get(position)

@@ -23,12 +23,10 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_ggemm.kernel import epilogue, operands
-from jax_ggemm.kernel.config import TILE_K, KernelSpec, Sm90Config
+from jax_ggemm.kernel.config import STAGING_BUFFERS, STAGING_COLUMNS, TILE_K, KernelSpec, Sm90Config
 from jax_ggemm.kernel.exchange import BARRIERS, Exchange, exchange_bytes
 from jax_ggemm.kernel.schedule import FIELDS, RECEIVES, RING_DEPTH, SENDS, Extents, Scheduler, WorkRing, WorkTile
 from jax_ggemm.products import Product
-
-_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
 
 _WARPGROUP = 128
 _LOAD_WARP = 0
@@ -59,8 +57,8 @@ class GroupedGemmSm90:
         assert isinstance(spec.config, Sm90Config)
         self.spec = spec
         self.config = spec.config
-        self.dtype = _DTYPES[spec.in_dtype.name]
-        self.out_dtype = _DTYPES[spec.out_dtype.name]
+        self.dtype = operands.DTYPES[spec.in_dtype.name]
+        self.out_dtype = operands.DTYPES[spec.out_dtype.name]
         self.tile = (spec.config.tile_m, spec.config.tile_n, TILE_K)
         self.scheduler = Scheduler(spec.config, spec.product)
         self.ragged_rows = spec.product.rows_are_ragged
@@ -73,22 +71,7 @@ class GroupedGemmSm90:
 
     def example_arguments(self) -> tuple[Any, ...]:
         """Arguments to compile with: only their types matter."""
-        pointers = [
-            (self.dtype, 16),
-            (self.dtype, 16),
-            (Int32, 4),
-            (Int32, 4),
-            (cutlass.Float32, 4),
-            (self.out_dtype, 16),
-        ]
-        return (
-            cuda.CUstream(0),
-            *(
-                cute.runtime.make_ptr(dtype, 256, cute.AddressSpace.gmem, assumed_align=align)
-                for dtype, align in pointers
-            ),
-            *(Int32(8),) * Extents.COUNT,
-        )
+        return operands.example_arguments(self.spec, bias_align=4)
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *arguments: Any):
@@ -123,7 +106,8 @@ class GroupedGemmSm90:
         staging = None
         if cutlass.const_expr(self.staged):
             rows, matrices = (m * extents.batch, 1) if self.ragged_rows else (k, extents.weights * extents.batch)
-            staging = epilogue.staging(result, rows, matrices, self.tile[0])
+            box = (self.tile[0], STAGING_COLUMNS)
+            staging = epilogue.staging(result, rows, matrices, box, STAGING_BUFFERS)
 
         c_bytes = self._c_bytes(staging)
 

@@ -20,6 +20,8 @@ from cutlass.cute.nvgpu import tcgen05
 from jax_ggemm.kernel import rings
 from jax_ggemm.kernel.config import ceil_div
 from jax_ggemm.kernel.epilogue import Result
+from jax_ggemm.kernel.epilogue_sm100 import Epilogue
+from jax_ggemm.kernel.loads_sm100 import Loads
 from jax_ggemm.kernel.schedule import WorkRing
 from jax_ggemm.kernel.sm100 import GroupedGemmSm100
 
@@ -29,6 +31,12 @@ _ROWS_AT_ONCE = 32
 
 class SwappedGemmSm100(GroupedGemmSm100):
     """The kernel of one `KernelSpec` whose configuration is `swapped`."""
+
+    def _loads(self) -> Loads:
+        return SwappedLoads(self.spec, self.tile_k, self.wide_boxes)
+
+    def _epilogue(self) -> Epilogue:
+        return SwappedEpilogue(self.spec)
 
     def _tiled_mma(self) -> cute.TiledMma:
         return blackwell.make_trivial_tiled_mma(
@@ -62,9 +70,6 @@ class SwappedGemmSm100(GroupedGemmSm100):
             make_a(load, views[1], layouts[1], weight_tile, tiled_mma, internal_type=kind),
         )
 
-    def _of_block(self, of_block: Any, a_tiles: cute.Tensor, b_tiles: cute.Tensor) -> tuple:
-        return of_block.partition_B(a_tiles), of_block.partition_A(b_tiles)
-
     def _fragments(self, tiled_mma: cute.TiledMma, stages: tuple) -> tuple:
         return tiled_mma.make_fragment_B(stages[0]), tiled_mma.make_fragment_A(stages[1])
 
@@ -76,10 +81,22 @@ class SwappedGemmSm100(GroupedGemmSm100):
         shape = tiled_mma.partition_shape_C((self.config.tile_n, self.config.tile_m))
         return tiled_mma.make_fragment_C(cute.append(shape, self.config.slots)).layout
 
+
+class SwappedLoads(Loads):
+    """Loads the tiles of one block, where the weights are the product's A."""
+
+    def _of_block(self, of_block: Any, a_tiles: cute.Tensor, b_tiles: cute.Tensor) -> tuple:
+        return of_block.partition_B(a_tiles), of_block.partition_A(b_tiles)
+
+
+class SwappedEpilogue(Epilogue):
+    """Writes the tiles of one block, whose accumulators are the result transposed."""
+
     @cute.jit
-    def _write(self, acc: cute.Tensor, slots: tuple, first_row: Int32, result: Result, work: WorkRing):
+    def run(self, acc: cute.Tensor, slots: tuple, first_row: Int32, outputs: tuple, work: WorkRing):
         """Writes the tiles of the result; run by the warps of the epilogue."""
         slot_full, slot_empty = slots
+        result, _ = outputs
         tile_m, tile_n = self.config.tile_m, self.config.tile_n
         thread = cute.arch.thread_idx()[0]
         at_once = min(tile_m, _ROWS_AT_ONCE)
@@ -99,7 +116,7 @@ class SwappedGemmSm100(GroupedGemmSm100):
             if tile.k_tiles > 0:
                 slot_full.wait(slot)
             bias = Float32(0)
-            if cutlass.const_expr(self.spec.has_bias):  # noqa: SIM102 -- known when the kernel is compiled
+            if cutlass.const_expr(self.has_bias):  # noqa: SIM102 -- known when the kernel is compiled
                 if tile.k_tiles > 0 and column < result.columns:
                     at = Int64(tile.depth) * Int64(result.columns) + Int64(column)
                     bias = cute.make_tensor(result.bias + at, cute.make_layout(1))[0]

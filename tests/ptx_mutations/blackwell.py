@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from jax_ggemm.kernel.config_sm100 import Sm100Config
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, TOKENS_16, TOKENS_32, WIDE_PAIR
 from jax_ggemm.products import Product
-from ptx_mutations import blackwell_mutations, pipeline_mutations
+from ptx_mutations import (
+    blackwell_mutations,
+    halves_mutations,
+    pipeline_mutations,
+    swapped_mutations,
+    weights_mutations,
+)
 from ptx_mutations.blackwell_text import BlackwellText
 from ptx_mutations.grouped import GroupedBed, Problem
 
@@ -12,12 +21,24 @@ from ptx_mutations.grouped import GroupedBed, Problem
 def beds() -> list[GroupedBed]:
     """Every bed."""
     problems = {product: Problem(product, n=264) for product in (Product.FORWARD, Product.DRHS)}
-    mutations = [pipeline_mutations.MUTATIONS, blackwell_mutations.MUTATIONS]
+    # An odd number of tiles of the contraction, and columns and a contraction whose ends no wide box reaches past.
+    tokens = Problem(Product.FORWARD, m=90, k=264, n=264, sizes=(35, 0, 16, 1, 30))
+    more_tokens = Problem(Product.DLHS, m=150, k=264, n=264, sizes=(70, 0, 32, 1, 40))
+    halves = Problem(Product.FORWARD, m=560, k=328, n=1040, sizes=(300, 0, 250))
+    modules = (pipeline_mutations, blackwell_mutations, weights_mutations, halves_mutations, swapped_mutations)
+    mutations = [module.MUTATIONS for module in modules]
     return [
         GroupedBed(problem, config, "sm_100a", BlackwellText, mutations)
         for problem, config in (
             (problems[Product.FORWARD], Sm100Config()),
             (problems[Product.FORWARD], Sm100Config(tile_m=256, stages=4, weight_stages=4)),
             (problems[Product.DRHS], Sm100Config()),
+            (halves, WIDE_PAIR),
+            # No longer than what is held for the second half.
+            (dataclasses.replace(halves, k=72, note="held"), WIDE_PAIR),
+            (Problem(Product.DLHS, m=150, k=264, n=264, sizes=(3, 70, 0, 67)), FEW_ROWS),
+            (tokens, TOKENS_16),
+            # Fewer stages of tokens than weights are there for: otherwise nobody would ever wait for one.
+            (more_tokens, dataclasses.replace(TOKENS_32, stages=6)),
         )
     ]

@@ -6,7 +6,12 @@ from ptx_mutations.blackwell_text import BlackwellText
 from ptx_mutations.mutation import WRONG, Mutations
 
 ONE, PAIR, CONTRACTED = "sm_100a forward 128x256", "sm_100a forward 256x256", "sm_100a drhs 128x256"
-MUTATIONS: Mutations[BlackwellText] = Mutations(beds=(ONE, PAIR, CONTRACTED))
+FEW_TOKENS, MORE_TOKENS = "sm_100a forward 16x128", "sm_100a dlhs 32x128"
+SWAPPED = (FEW_TOKENS, MORE_TOKENS)
+FEW_ROWS, HALVES = "sm_100a dlhs 64x128", "sm_100a forward 256x512"
+WHOLE = (ONE, PAIR, CONTRACTED, FEW_ROWS, *SWAPPED)
+"""Whose accumulator is in one part. Of halves, what changes one of them is in `halves_mutations`."""
+MUTATIONS: Mutations[BlackwellText] = Mutations(beds=(*WHOLE, HALVES))
 _add = MUTATIONS.add
 _LOAD = r"cp\.async\.bulk\.tensor"
 _MMA = r"tcgen05\.mma"
@@ -15,6 +20,21 @@ _COMMIT = r"tcgen05\.commit"
 
 def _commit(t: BlackwellText, barrier: str) -> int:
     return t.on_barrier(_COMMIT, barrier, t.products)
+
+
+# The ring of work tiles
+
+
+@_add("race", "uninitialised", "deadlock", "barrier")
+def ring_full_wait_of_epilogue(t: BlackwellText) -> None:
+    """The epilogue reads later work tiles without waiting for them."""
+    t.drop_block(t.wait("ring_full", t.epilogue, 1))
+
+
+@_add("deadlock")
+def ring_release_of_epilogue(t: BlackwellText) -> None:
+    """The epilogue does not say that it has read its later work tiles."""
+    t.drop(t.arrive("ring_empty", t.epilogue, 1))
 
 
 # Stages and slots
@@ -33,13 +53,12 @@ def stage_returned_twice(t: BlackwellText) -> None:
     t.insert(line, t.lines[line].strip())
 
 
-@_add("race", "barrier", "deadlock")
+# Not where nobody waits for a stage of tokens: FEW_TOKENS has more of them than of weights.
+@_add("race", "barrier", "deadlock", beds=(ONE, PAIR, CONTRACTED, HALVES, FEW_ROWS, MORE_TOKENS))
 def stage_returned_before_its_last_product(t: BlackwellText) -> None:
     """A stage is returned before the last of its products is issued."""
-    commit, product = _commit(t, "stage_empty"), t.find(_MMA, t.products, 3)
-    t.move(commit, product)
-    if t.config.blocks == 2:
-        t.insert(product, f"mov.b16 	{t.last_operand(product)}, 3;")
+    commit = _commit(t, "stage_empty")
+    t.move(t.find(_MMA, range(commit), -1), commit + 1)
 
 
 @_add("deadlock", "barrier", "race")
@@ -49,7 +68,7 @@ def next_stage_returned(t: BlackwellText) -> None:
     t.substitute(line, r"\+\d+\]", f"+{t.barriers['stage_empty'].start + 8}]")
 
 
-@_add("deadlock")
+@_add("deadlock", beds=WHOLE)
 def slot_never_filled(t: BlackwellText) -> None:
     """The last product of a tile does not say that the tile is done."""
     t.drop(_commit(t, "slot_full"))
@@ -61,7 +80,7 @@ def slot_full_wait(t: BlackwellText) -> None:
     t.drop_block(t.wait("slot_full", t.epilogue))
 
 
-@_add("race", "deadlock", "barrier", "uninitialised")
+@_add("race", "deadlock", "barrier", "uninitialised", beds=WHOLE)
 def slot_full_parity(t: BlackwellText) -> None:
     """The epilogue's parity of full slots never flips."""
     t.keep_parity(t.wait("slot_full", t.epilogue), t.epilogue)
@@ -100,7 +119,7 @@ def slot_never_returned(t: BlackwellText) -> None:
 # Pairs of blocks
 
 
-@_add("deadlock", beds=(PAIR,))
+@_add("deadlock", beds=(PAIR, HALVES))
 def stages_returned_to_one_block(t: BlackwellText) -> None:
     """Products tell the first block alone that a stage is empty."""
     line = _commit(t, "stage_empty")
@@ -114,10 +133,16 @@ def slots_filled_for_one_block(t: BlackwellText) -> None:
     t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.products), r"3;", "1;")
 
 
-@_add("deadlock", "barrier", beds=(PAIR,))
+@_add("deadlock", "barrier", beds=(PAIR, HALVES))
 def bytes_counted_by_each_block(t: BlackwellText) -> None:
     """The second block counts its bytes at its own barrier instead of the first block's."""
     t.substitute(t.find(r"and\.b32\s+%\w+, %\w+, -16777224;", t.load), r"-16777224;", "-8;")
+
+
+@_add("deadlock", beds=(PAIR, HALVES))
+def ring_release_of_the_block_that_follows(t: BlackwellText) -> None:
+    """The warp of the second block that could multiply does not say that it has read its later work tiles."""
+    t.drop(t.arrive("ring_empty", t.products, -1))
 
 
 # Tensor memory
@@ -127,7 +152,8 @@ def bytes_counted_by_each_block(t: BlackwellText) -> None:
 def tensor_memory_halved(t: BlackwellText) -> None:
     """Half of the columns are allocated."""
     columns = t.last_operand(t.find(r"tcgen05\.alloc"))
-    t.substitute(t.find(rf"mov\.b32\s+{columns}, 512;", t.prologue), r"512;", "256;")
+    line = t.find(rf"mov\.b32\s+{columns}, {t.config.tmem_columns};", t.prologue)
+    t.substitute(line, r"\d+;", f"{t.config.tmem_columns // 2};")
 
 
 @_add("protocol")
@@ -136,11 +162,21 @@ def tensor_memory_kept(t: BlackwellText) -> None:
     t.drop(t.find(r"tcgen05\.dealloc"))
 
 
-@_add("protocol", "race", "uninitialised", WRONG)
+@_add("protocol")
+def tensor_memory_freed_by_half(t: BlackwellText) -> None:
+    """Half of the columns are freed."""
+    line = t.find(r"tcgen05\.dealloc")
+    t.substitute(t.find(rf"mov\.b32\s+{t.last_operand(line)}, \d+;"), r"\d+;", f"{t.config.tmem_columns // 2};")
+
+
+@_add("protocol", "race", "uninitialised", WRONG, beds=WHOLE)
 def slots_that_overlap(t: BlackwellText) -> None:
     """Slots of products lie half as far apart as those that the epilogue reads."""
     wait = t.wait("slot_empty", t.products)
-    t.substitute(t.find(r"shl\.b32\s+%\w+, %\w+, 8;", range(wait, len(t.lines))), r"8;", "7;")
+    # Of 64 rows, two slots share columns, 16 lanes apart.
+    shift = 20 if t.config.tile_m == 64 else t.config.slot_columns.bit_length() - 1
+    line = t.find(rf"shl\.b32\s+%\w+, %\w+, {shift};", range(wait, len(t.lines)))
+    t.substitute(line, r"\d+;", f"{shift - 1};")
 
 
 @_add(WRONG, "uninitialised", "out-of-bounds", "protocol")
@@ -149,6 +185,22 @@ def accumulators_of_other_columns(t: BlackwellText) -> None:
     line = t.find(r"tcgen05\.ld", t.epilogue)
     address = t.lines[line].split("[")[1].split("]")[0]
     t.shift(line, address.split("+")[0], 8)
+
+
+@_add("race", "protocol")
+def accumulators_on_their_way(t: BlackwellText) -> None:
+    """A slot is given back while accumulators are on their way to the registers: no tcgen05.wait::ld."""
+    t.drop(t.find(r"tcgen05\.wait::ld", t.epilogue))
+
+
+@_add("protocol", "race", "deadlock")
+def tensor_memory_freed_while_read(t: BlackwellText) -> None:
+    """Nobody waits for the others at the end, before tensor memory is freed."""
+    if t.config.blocks == 2:
+        t.drop(t.find(r"barrier\.cluster\.wait", nth=-1))
+        t.drop(t.find(r"barrier\.cluster\.arrive", nth=-1))
+    else:
+        t.drop(t.find(r"bar\.sync\s+0;", nth=-1))
 
 
 # Addresses, descriptors, masks
@@ -228,8 +280,21 @@ def half_words_swapped(t: BlackwellText) -> None:
     t.substitute(line, r"(%\w+), (%\w+);", r"\2, \1;")
 
 
-@_add(WRONG, "race", beds=(ONE, PAIR))
+@_add(WRONG, "race", "out-of-bounds", beds=(ONE, PAIR, HALVES, FEW_ROWS, *SWAPPED))
 def tile_of_too_many_rows(t: BlackwellText) -> None:
     """A tile that ends with its group may write as many rows as a whole one."""
     line = t.find(rf"min\.s32\s+%\w+, %\w+, {t.config.tile_m};", t.scheduler)
     t.substitute(line, r"min\.s32\s+(%\w+), %\w+, (\d+);", r"mov.b32 	\1, \2;")
+
+
+@_add("race", "out-of-bounds", WRONG, beds=(ONE, PAIR, HALVES, FEW_ROWS))
+def row_past_the_tail(t: BlackwellText) -> None:
+    """One row more than a tile has is written, where its group ends in the middle of one."""
+    read = t.find(r"tcgen05\.wait::ld", t.epilogue)
+    t.substitute(t.find(r"setp\.ge\.s32\s+%\w+, %\w+, %\w+;", range(read, len(t.lines))), r"setp\.ge", "setp.gt")
+
+
+@_add(WRONG, "uninitialised", beds=(FEW_ROWS,))
+def halves_of_a_warp_too_near(t: BlackwellText) -> None:
+    """Of 64 rows, half of a warp reads columns 32 behind those of the other half, instead of 64."""
+    t.substitute(t.find(r"tcgen05\.ld[\w.:]*16x32bx2", t.epilogue), r"\], 64;", "], 32;")

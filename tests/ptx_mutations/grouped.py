@@ -32,6 +32,8 @@ class Problem:
     n: int = 136
     sizes: tuple[int, ...] = (256, 0, 40, 1, 100)
     blocks: int = 2
+    note: str = ""
+    """What sets it apart from another one of the same kernel."""
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of lhs, rhs and the result."""
@@ -65,7 +67,8 @@ class GroupedBed:
         self.spec = KernelSpec(problem.product, _BF16, _BF16, False, config)
         self.problem = problem
         pair = " pair" if config.cluster > 1 else ""
-        self.name = f"{arch} {problem.product.value} {config.tile_m}x{config.tile_n}{pair}"
+        note = problem.note and f" {problem.note}"
+        self.name = f"{arch} {problem.product.value} {config.tile_m}x{config.tile_n}{pair}{note}"
         self.mutations: Sequence[Mutation[Any]] = [m for of in mutations for m in of.all if self.name in m.beds]
         self._arch = arch
         self._text = text

@@ -7,7 +7,11 @@ from ptx_mutations.mutation import Mutations
 
 _HOPPER = ("sm_90a forward 128x128", "sm_90a drhs 128x128")
 _BLACKWELL = ("sm_100a forward 128x256", "sm_100a forward 256x256", "sm_100a drhs 128x256")
-MUTATIONS: Mutations[KernelText] = Mutations(beds=_HOPPER + _BLACKWELL)
+_FEWER_STAGES_OF_WEIGHTS = "sm_100a forward 16x128"
+"""Where waiting for weights is waiting for all: tokens have more stages than there can be weights for."""
+_HALVES = "sm_100a forward 256x512"
+_ALL = (*_HOPPER, *_BLACKWELL, _HALVES, "sm_100a dlhs 64x128", "sm_100a dlhs 32x128", _FEWER_STAGES_OF_WEIGHTS)
+MUTATIONS: Mutations[KernelText] = Mutations(beds=_ALL)
 _add = MUTATIONS.add
 
 
@@ -136,7 +140,7 @@ def ring_parity_of_products(t: KernelText) -> None:
 # Stages
 
 
-@_add("race", "barrier")
+@_add("race", "barrier", beds=tuple(bed for bed in _ALL if bed != _FEWER_STAGES_OF_WEIGHTS))
 def stage_empty_wait(t: KernelText) -> None:
     """The load warp fills stages without waiting until they have been multiplied."""
     t.drop_block(t.wait("stage_empty", t.load))
@@ -154,7 +158,8 @@ def stage_full_wait(t: KernelText) -> None:
     t.drop_block(t.wait("stage_full", t.products))
 
 
-@_add("race", "uninitialised", "deadlock", "barrier")
+# Not that of held stages, at whose end the ring never is.
+@_add("race", "uninitialised", "deadlock", "barrier", beds=tuple(bed for bed in _ALL if bed != _HALVES))
 def stage_full_parity(t: KernelText) -> None:
     """The consumers' parity of full stages never flips."""
     t.keep_parity(t.wait("stage_full", t.products), t.products)

@@ -34,7 +34,7 @@ _SCRIPTS: dict[str, Sequence[tuple[str, int]]] = {
 }
 
 
-def _script(name: str, steps: Sequence[tuple[str, int]]) -> Program:
+def _script(name: str, steps: Sequence[tuple[str, int]], poll: str = "test_wait", limit: str = "") -> Program:
     """One thread acts on one barrier; after each step it polls for both parities."""
     body = ["	setp.ne.b32 	%p0, %thread, 0;", "	@%p0 bra 	END;"]
     for i, (action, value) in enumerate(steps):
@@ -50,7 +50,7 @@ def _script(name: str, steps: Sequence[tuple[str, int]]) -> Program:
         )
         for parity in (0, 1):
             body += [
-                f"	mbarrier.try_wait.parity.shared.b64 	%p1, [%base+8], {parity}, 100;",
+                f"	mbarrier.{poll}.parity.shared.b64 	%p1, [%base+8], {parity}{limit};",
                 "	selp.b32 	%r1, 1, 0, %p1;",
                 f"	st.global.b32 	[%a0+{8 * i + 4 * parity}], %r1;",
             ]
@@ -213,6 +213,8 @@ def programs() -> Iterator[Program]:
     """Every program of this module."""
     for name, steps in _SCRIPTS.items():
         yield _script(name, steps)
+    # A wait with a time limit that nobody repeats says that the phase is not over.
+    yield _script("timed_waits", _SCRIPTS["bytes_after_the_arrival"], "try_wait", ", 1000")
     yield _ring()
     yield _named()
     yield _arrive()

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from ptx_emulator import Launch, Memory, Report, emulate
 from ptx_emulator.memory import empty
 
 from ptx_vectors import tensor_map
 from ptx_vectors.program import Buffer, Program, TensorMap
-
-_POLL = re.compile(r"mbarrier\.try_wait(\.parity\.[\w.]+\s[^;]*), 100;")
-"""The emulator takes every try_wait for one that is repeated until it succeeds. With so short a time it is a poll."""
 
 
 def run(program: Program, seed: int = 0) -> tuple[dict[int, np.ndarray], Report]:
@@ -46,6 +41,5 @@ def run(program: Program, seed: int = 0) -> tuple[dict[int, np.ndarray], Report]
         shared_bytes=program.shared_bytes,
         params=params,
     )
-    ptx = _POLL.sub(r"mbarrier.test_wait\1;", program.ptx)
-    report = emulate(ptx, launch, memory, seed=seed, raises=False)
+    report = emulate(program.ptx, launch, memory, seed=seed, raises=False)
     return {i: arrays[id(buffer)] for i, buffer in program.buffers() if buffer.written}, report

@@ -199,6 +199,9 @@ def _loads() -> Iterator[Program]:
     yield load("u8_swizzle_64", tensor("u8", (170, 20), (64, 8), swizzle=64), (130, -2))
     yield load("padded_rows", tensor("bf16", (52, 20), (32, 8), pad=32, swizzle=64), (32, 6))
     yield load("fill_nan", tensor("bf16", (52, 20), (32, 8), swizzle=64, fill_nan=True), (32, 15))
+    for column in (-8, -4, 1, 2, 4, 12):
+        yield load(f"from_column_{column}", tensor("bf16", (52, 20), (32, 8), pad=16), (column, 3))
+    yield load("last_chunk", tensor("bf16", (51, 20), (32, 8), pad=16, swizzle=64), (24, 3))
     yield load("rank_1", tensor("f32", (100,), (64,)), (68,))
     yield load("rank_3", tensor("bf16", (72, 10, 5), (64, 4, 3), swizzle=128), (16, 8, 3))
     yield load("rank_4", tensor("f16", (40, 6, 5, 4), (32, 2, 3, 2), swizzle=64), (16, 5, -1, 3))
@@ -229,9 +232,13 @@ def _ragged_loads() -> Iterator[Program]:
 def _stores() -> Iterator[Program]:
     for swizzle in (0, 32, 64, 128):
         columns = swizzle // 2 or 32
-        for name, place in {"inside": (8, 3), "end": (52 - columns // 2, 15)}.items():
+        for name, place in {"inside": (8, 3), "end": (52 - columns // 2, 15), "start": (-8, -3)}.items():
             target = tensor("bf16", (52, 20), (columns, 8), pad=16, written=True, swizzle=swizzle)
             yield store(f"swizzle_{swizzle}_{name}", target, place)
+    for column, row in ((-8, 3), (0, -3), (0, -8), (24, 15), (48, 3), (56, 3), (0, 20), (4, 3), (12, 3), (-4, 3)):
+        target = tensor("bf16", (51, 20), (32, 8), pad=16, written=True)
+        yield store(f"at_{column}_{row}", target, (column, row))
+        yield store(f"bf16_at_{column}_{row}", target, (column, row), add=True)
     yield store("nothing", tensor("bf16", (52, 20), (32, 8), written=True), (52, 0))
     yield store("rank_3", tensor("f16", (40, 12, 3), (32, 8, 1), written=True, swizzle=64), (16, 8, 1))
     yield store("rank_4", tensor("f32", (20, 6, 3, 2), (16, 4, 2, 1), written=True), (8, 4, 2, 1))
@@ -241,6 +248,7 @@ def _stores() -> Iterator[Program]:
         target = tensor(element, (2 * columns + 8, 20), (columns, 8), written=True)
         yield store(element, target, (columns + 16, 14), add=True)
     yield store("swizzle_128", tensor("f32", (72, 20), (32, 16), written=True, swizzle=128), (8, 3), add=True)
+    yield store("before", tensor("f32", (72, 20), (16, 16), written=True), (-4, -5), add=True)
     # The compiler leaves plain stores to a whole warp: is such an instruction one store, or one of each lane?
     yield store("whole_warp", tensor("s32", (24, 12), (16, 8), written=True), (4, 2), add=True, whole_warp=True)
 

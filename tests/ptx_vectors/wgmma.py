@@ -238,6 +238,7 @@ def _rounded() -> Iterator[Case]:
         initial=tiny * 2.0**-100,
         exact=False,
     )
+    yield from _special()
     for element, seed in (("bf16", 8), ("f16", 9)):
         rng = np.random.RandomState(seed)
         a, b = rng.randn(M, 64), rng.randn(32, 64)
@@ -253,6 +254,32 @@ def _rounded() -> Iterator[Case]:
         yield Case(f"normal_{element}", a, b, element, exact=False)
         wide = 2.0 ** rng.randint(-6, 7, (M, 64))
         yield Case(f"wide_{element}", a * wide, b, element, initial=rng.randn(M, 32), exact=False)
+
+
+def _special() -> Iterator[Case]:
+    """Infinities, NaN, sums past the largest float32, denormal operands and zeros of either sign."""
+    values = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 2.0**127, -(2.0**127), 2.0**-126, 2.0**-130, -(2.0**-133)]
+    a, b = np.zeros((M, STEP)), np.zeros((32, STEP))
+    for i in range(M):
+        a[i, 0], a[i, 9] = values[i % 12], values[i // 12]
+    for j in range(32):
+        b[j, 0], b[j, 9] = values[j % 12], (1.0, 0.0, -0.0)[j // 12]
+    yield Case("special", a, b, exact=False)
+    initial = np.array([values[(i + j) % 12] for i in range(M) for j in range(32)]).reshape(M, 32)
+    yield Case("special_initial", a, b, initial=initial, exact=False)
+    largest = float(np.finfo(np.float32).max)
+    a, b = np.zeros((M, STEP)), np.ones((32, STEP))
+    a[:, 0] = 2.0 ** (np.arange(M) + 64.0)
+    b[:, 0] = 2.0 ** np.arange(32)
+    yield Case("overflow", a, b, initial=np.full((M, 32), largest), exact=False)
+    yield Case("overflow_minus", -a, b, initial=np.full((M, 32), -largest), exact=False)
+    halves = [0.0, 2.0**-24, 2.0**-20, 1023 * 2.0**-24, -(2.0**-24), 2.0**-14, 65504.0, np.inf]
+    a, b = np.zeros((M, STEP)), np.zeros((32, STEP))
+    for i in range(M):
+        a[i, 0], a[i, 3] = halves[i % 8], halves[i // 8]
+    for j in range(32):
+        b[j, 0], b[j, 3] = halves[j % 8], (1.0, 2.0**-24, -65504.0, 2.0**-15)[j // 8]
+    yield Case("special_f16", a, b, "f16", exact=False)
 
 
 def programs() -> Iterator[Program]:
