@@ -24,12 +24,15 @@ void Machine::FinishWarp(Warp& warp) {
 }
 
 // Others than its threads touch the shared memory of a CTA: other CTAs, and asynchronous operations.
-void Machine::Use(const Site& site, Cta& cta, const Actor& actor) {
+void Machine::NoteUse(const Site& site, Cta& cta, const Actor& actor) {
   if (cta.ended) {
     Fail("protocol", site, Text("CTA (%u, %u, %u) has ended: its shared memory is gone", cta.id.x, cta.id.y, cta.id.z));
   }
+  if (!options_.races) return;
   const uint32_t base = actor.access.base;
-  if (base - cta.first_agent < cta.agents || !options_.races) return;
+  Access& last = cta.last_use;  // an operation mostly goes on with what it began
+  if (last.base == base && last.clock == actor.access.clock && last.lanes == actor.access.lanes) return;
+  last = actor.access;
   for (uint32_t lanes = actor.access.lanes; lanes != 0; lanes &= lanes - 1) {
     const uint32_t lane = static_cast<uint32_t>(__builtin_ctz(lanes));
     Access& use = cta.uses[base + lane];

@@ -202,7 +202,8 @@ struct Cta {
   std::unique_ptr<Shadow> shadow;
   bool ended = false;                    // all threads have; shared memory is gone
   uint32_t first_agent = 0, agents = 0;  // its threads
-  std::vector<Access> uses;              // by agent: the last access to shared memory by others than its threads
+  Access last_use;
+  std::vector<Access> uses;  // by agent: the last access to shared memory by others than its threads
   std::unordered_map<uint32_t, Mbarrier> barriers;
   std::vector<uint8_t> barrier_words;  // 1 where an mbarrier is, by 8 bytes of the window
   std::array<NamedBarrier, 16> named;
@@ -296,7 +297,10 @@ class Machine {
   void FinishWarp(Warp& warp);
   void FinishCta(Cta& cta);
   void FinishCluster(Cluster& cluster);
-  void Use(const Site& site, Cta& cta, const Actor& actor);
+  void Use(const Site& site, Cta& cta, const Actor& actor) {
+    if (cta.ended || actor.access.base - cta.first_agent >= cta.agents) NoteUse(site, cta, actor);
+  }
+  void NoteUse(const Site& site, Cta& cta, const Actor& actor);
 
   // ---- faults ----
   Site Here(const Warp& warp, uint32_t pc, uint32_t lanes) const { return {pc, warp.cta->id, warp.id, lanes}; }

@@ -213,7 +213,7 @@ void Machine::MbarrierArrive(Context& c) {
 // some lane knows that it is. Each wait of a warp gives up at first: nobody must rely on what it did not wait for.
 bool Machine::AsksTooEarly(Context& c, uint32_t passed) {
   if (!c.instr.has(k_suspends) || options_.timeline) return false;
-  if (c.warp.asked.count(c.fragment.pc) != 0 && random_.Below(4) != 0) return false;
+  if (c.warp.asked.count(c.fragment.pc) != 0 && random_.Below(8) != 0) return false;
   if (passed != 0 && !options_.races) return false;
   Cluster& cluster = *c.warp.cta->cluster;
   for (uint32_t left = passed; left != 0; left &= left - 1) {
