@@ -103,6 +103,12 @@ def staging_not_fenced(t: HopperText) -> None:
 
 
 @_add("race")
+def staging_fenced_for_global_memory(t: HopperText) -> None:
+    """The proxy fence between stmatrix and the TMA unit's store is one for global memory."""
+    t.substitute(t.find(r"fence\.proxy\.async", t.staged), r"shared::cta;", "global;")
+
+
+@_add("race")
 def staging_not_joined(t: HopperText) -> None:
     """The store does not wait until all warps have written the buffer."""
     t.drop(t.find(r"bar\.sync\s+1, 256;", t.staged))

@@ -94,6 +94,10 @@ class KernelText(Text):
         register = self.parity(wait)
         self.drop(self.find(rf"xor\.b32\s+{register}, {register}", part))
 
+    def wait_once(self, wait: int) -> None:
+        """Does not repeat a wait that came back because its time was up."""
+        self.drop(self.find(r"bra\.uni\s+LAB_WAIT;", self.block(wait)))
+
     def change_bytes(self, arrival: int, change: int) -> None:
         """Changes how many bytes an arrival expects, where a constant says so."""
         register = self.last_operand(arrival)

@@ -67,7 +67,25 @@ def ring_full_count_one_more(t: KernelText) -> None:
     t.set_count("ring_full", +1)
 
 
+@_add("protocol")
+def leader_of_half_a_warp(t: KernelText) -> None:
+    """The load warp elects among 16 lanes, and all 32 are there."""
+    t.substitute(t.find(r"elect\.sync", t.load), r"-1;", "65535;")
+
+
 # The ring of work tiles
+
+
+@_add("protocol")
+def scan_of_half_a_warp(t: KernelText) -> None:
+    """The scan over groups names 16 lanes, and all 32 are there."""
+    t.substitute(t.find(r"shfl\.sync\.up", t.scheduler), r"-1;", "65535;")
+
+
+@_add("race", "uninitialised")
+def ring_full_wait_once(t: KernelText) -> None:
+    """The load warp reads its first work tile after one try to wait for it."""
+    t.wait_once(t.wait("ring_full", t.load))
 
 
 @_add("race", "barrier")
@@ -163,6 +181,26 @@ def stage_full_wait(t: KernelText) -> None:
 def stage_full_parity(t: KernelText) -> None:
     """The consumers' parity of full stages never flips."""
     t.keep_parity(t.wait("stage_full", t.products), t.products)
+
+
+@_add("race", "uninitialised")
+def stage_full_wait_once(t: KernelText) -> None:
+    """The consumers multiply stages after one try to wait for them."""
+    t.wait_once(t.wait("stage_full", t.products))
+
+
+@_add("race", "barrier", beds=tuple(bed for bed in _ALL if bed != _FEWER_STAGES_OF_WEIGHTS))
+def stage_empty_wait_once(t: KernelText) -> None:
+    """The load warp fills stages after one try to wait until they have been multiplied."""
+    t.wait_once(t.wait("stage_empty", t.load))
+
+
+@_add("uninitialised")
+def stage_full_parity_not_set(t: KernelText) -> None:
+    """The consumers start with whatever is in the register of the parity of full stages."""
+    register = t.parity(t.wait("stage_full", t.products))
+    for line in t.all(rf"mov\.b32\s+{register}, ", t.products):
+        t.drop(line)
 
 
 @_add("race", "uninitialised", "deadlock", "barrier")
