@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "machine.h"
 #include "numbers.h"
@@ -98,8 +99,9 @@ void MultiplyAdd(const float* a, int a_rows, const float* b, int b_rows, int k, 
 
 namespace {
 
-constexpr int32_t kNone = -100000;  // exponent of zero
-constexpr int kKept = 25;           // bits below the largest exponent
+constexpr int32_t kNone = -100000;    // exponent of zero
+constexpr int32_t kBeyond = 1000000;  // of infinities and NaN: larger than any other, also beside a zero
+constexpr int kKept = 25;             // bits below the largest exponent
 
 int32_t ExponentOf(float value, int lowest) {
   if (value == 0) return kNone;
@@ -110,8 +112,10 @@ int32_t ExponentOf(float value, int lowest) {
   return std::max(e - 1, lowest);
 }
 
-// A sum of many bits to float32, towards zero.
+// A sum of many bits to float32, towards zero; to infinity where it is too large.
 float CutOff(double value) {
+  if (std::fabs(value) >= 0x1p128)
+    return std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value));
   const float nearest = static_cast<float>(value);
   if (std::fabs(static_cast<double>(nearest)) <= std::fabs(value)) return nearest;
   return BitCast<float>(BitCast<uint32_t>(nearest) - 1);
@@ -127,16 +131,17 @@ float AddProducts(const float* a, const int32_t* a_exponents, int a_rows, const 
     largest = std::max(largest, a_exponents[depth * a_rows] + b_exponents[depth * b_rows]);
   }
   if (!finite) {
-    for (int depth = 0; depth < k; ++depth) sum += a[depth * a_rows] * b[depth * b_rows];
-    return Canonical(sum);
+    double total = sum;  // finite products stay finite
+    for (int depth = 0; depth < k; ++depth) total += static_cast<double>(a[depth * a_rows]) * b[depth * b_rows];
+    return Canonical(static_cast<float>(total));
   }
-  if (largest <= kNone / 2) return sum;
+  if (largest <= kNone / 2) return 0;  // -0 too
   double total = std::trunc(std::ldexp(static_cast<double>(sum), kKept - largest));
   for (int depth = 0; depth < k; ++depth) {
     const double product = static_cast<double>(a[depth * a_rows]) * b[depth * b_rows];
     total += std::trunc(std::ldexp(product, kKept - largest));
   }
-  return CutOff(std::ldexp(total, largest - kKept));
+  return CutOff(std::ldexp(total, largest - kKept)) + 0.0f;  // never -0
 }
 
 }  // namespace
@@ -146,8 +151,7 @@ void Exponents(const std::vector<float>& values, int lowest, std::vector<int32_t
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t bits = BitCast<uint32_t>(values[i]);
     const int32_t field = static_cast<int32_t>(bits >> 23 & 255);
-    // Infinities and NaN get an exponent that no finite operand has.
-    const int32_t e = field == 255 ? -kNone : std::max(field - 127, lowest);
+    const int32_t e = field == 255 ? kBeyond : std::max(field - 127, lowest);
     exponents[i] = (bits & 0x7fffffff) == 0 ? kNone : e;
   }
 }
@@ -164,7 +168,7 @@ void MultiplyAddTruncating(const float* a, const int32_t* a_exponents, int a_row
     for (int n = 0; n < columns; ++n) {
       const int32_t bits = BitCast<int32_t>(to[n]);
       const int32_t field = bits >> 23 & 255;
-      largest[n] = (bits & 0x7fffffff) == 0 ? kNone : field == 255 ? -kNone : field == 0 ? -126 : field - 127;
+      largest[n] = (bits & 0x7fffffff) == 0 ? kNone : field == 255 ? kBeyond : field == 0 ? -126 : field - 127;
     }
     for (int depth = 0; depth < k; ++depth) {
       const int32_t e = a_exponents[static_cast<size_t>(depth) * a_rows + m];
