@@ -189,8 +189,8 @@ void Machine::CopyBox(const Site& site, Cta& cta, const TensorMap& map, const st
       continue;
     }
     if (bytes == 0) continue;
-    // Plain stores are cut off at the end of a row by 16 bytes, not by element: measured on an H200.
-    if (reduce < 0) bytes = (begin + bytes + 15) / 16 * 16 - begin;
+    // Stores and reductions are cut off at the end of a row by 16 bytes, not by element: measured on an H200.
+    bytes = (begin + bytes + 15) / 16 * 16 - begin;
     for (uint32_t chunk = begin / 16 * 16; chunk < begin + bytes; chunk += 16) {
       ReadShared(site, cta, Swizzle(at + chunk, map.swizzle, map.atomicity), 16, reader, row.data() + chunk);
     }
