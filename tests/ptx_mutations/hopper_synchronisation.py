@@ -45,7 +45,7 @@ def last_stage_not_released(t: HopperText) -> None:
     t.drop(t.arrive("stage_empty", t.products, 1))
 
 
-@_add("barrier", "race")
+@_add("race", "barrier", "deadlock")
 def stage_released_twice(t: HopperText) -> None:
     """The consumers release a stage twice."""
     line = t.arrive("stage_empty", t.products)

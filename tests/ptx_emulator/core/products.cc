@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "machine.h"
 #include "numbers.h"
@@ -98,9 +99,9 @@ void MultiplyAdd(const float* a, int a_rows, const float* b, int b_rows, int k, 
 
 namespace {
 
-constexpr int32_t kNone = -100000;      // exponent of zero
-constexpr int32_t kNotFinite = 300000;  // of infinities and NaN, more than any other even when added to that of zero
-constexpr int kKept = 25;               // bits below the largest exponent
+constexpr int32_t kNone = -100000;    // exponent of zero
+constexpr int32_t kBeyond = 1000000;  // of infinities and NaN: larger than any other, also beside a zero
+constexpr int kKept = 25;             // bits below the largest exponent
 
 int32_t ExponentOf(float value, int lowest) {
   if (value == 0) return kNone;
@@ -111,12 +112,13 @@ int32_t ExponentOf(float value, int lowest) {
   return std::max(e - 1, lowest);
 }
 
-// A sum of many bits to float32, towards zero, which is then positive; but infinity beyond the exponents of float32.
+// A sum of many bits to float32, towards zero; to infinity where it is too large.
 float CutOff(double value) {
-  if (std::fabs(value) >= 0x1p128) return std::copysign(HUGE_VALF, static_cast<float>(value));
+  if (std::fabs(value) >= 0x1p128)
+    return std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value));
   const float nearest = static_cast<float>(value);
-  if (std::fabs(static_cast<double>(nearest)) <= std::fabs(value)) return nearest + 0.0f;
-  return BitCast<float>(BitCast<uint32_t>(nearest) - 1) + 0.0f;
+  if (std::fabs(static_cast<double>(nearest)) <= std::fabs(value)) return nearest;
+  return BitCast<float>(BitCast<uint32_t>(nearest) - 1);
 }
 
 // One element, wherever its exponents lie.
@@ -129,21 +131,17 @@ float AddProducts(const float* a, const int32_t* a_exponents, int a_rows, const 
     largest = std::max(largest, a_exponents[depth * a_rows] + b_exponents[depth * b_rows]);
   }
   if (!finite) {
-    // Finite terms do not matter: also those beyond float32 are none of the infinities.
-    float of_infinities = std::isfinite(sum) ? 0 : sum;
-    for (int depth = 0; depth < k; ++depth) {
-      const float x = a[depth * a_rows], y = b[depth * b_rows];
-      if (!std::isfinite(x) || !std::isfinite(y)) of_infinities += x * y;
-    }
-    return Canonical(of_infinities);
+    double total = sum;  // finite products stay finite
+    for (int depth = 0; depth < k; ++depth) total += static_cast<double>(a[depth * a_rows]) * b[depth * b_rows];
+    return Canonical(static_cast<float>(total));
   }
-  if (largest <= kNone / 2) return 0;  // also where all zeros are negative
+  if (largest <= kNone / 2) return 0;  // -0 too
   double total = std::trunc(std::ldexp(static_cast<double>(sum), kKept - largest));
   for (int depth = 0; depth < k; ++depth) {
     const double product = static_cast<double>(a[depth * a_rows]) * b[depth * b_rows];
     total += std::trunc(std::ldexp(product, kKept - largest));
   }
-  return CutOff(std::ldexp(total, largest - kKept));
+  return CutOff(std::ldexp(total, largest - kKept)) + 0.0f;  // never -0
 }
 
 }  // namespace
@@ -153,7 +151,7 @@ void Exponents(const std::vector<float>& values, int lowest, std::vector<int32_t
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t bits = BitCast<uint32_t>(values[i]);
     const int32_t field = static_cast<int32_t>(bits >> 23 & 255);
-    const int32_t e = field == 255 ? kNotFinite : std::max(field - 127, lowest);
+    const int32_t e = field == 255 ? kBeyond : std::max(field - 127, lowest);
     exponents[i] = (bits & 0x7fffffff) == 0 ? kNone : e;
   }
 }
@@ -170,7 +168,7 @@ void MultiplyAddTruncating(const float* a, const int32_t* a_exponents, int a_row
     for (int n = 0; n < columns; ++n) {
       const int32_t bits = BitCast<int32_t>(to[n]);
       const int32_t field = bits >> 23 & 255;
-      largest[n] = (bits & 0x7fffffff) == 0 ? kNone : field == 255 ? kNotFinite : field == 0 ? -126 : field - 127;
+      largest[n] = (bits & 0x7fffffff) == 0 ? kNone : field == 255 ? kBeyond : field == 0 ? -126 : field - 127;
     }
     for (int depth = 0; depth < k; ++depth) {
       const int32_t e = a_exponents[static_cast<size_t>(depth) * a_rows + m];

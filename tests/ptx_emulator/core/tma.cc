@@ -189,7 +189,7 @@ void Machine::CopyBox(const Site& site, Cta& cta, const TensorMap& map, const st
       continue;
     }
     if (bytes == 0) continue;
-    // Plain stores are cut off at the end of a row by 16 bytes, not by element: measured on an H200.
+    // Stores and reductions are cut off at the end of a row by 16 bytes, not by element: measured on an H200.
     bytes = (begin + bytes + 15) / 16 * 16 - begin;
     for (uint32_t chunk = begin / 16 * 16; chunk < begin + bytes; chunk += 16) {
       ReadShared(site, cta, Swizzle(at + chunk, map.swizzle, map.atomicity), 16, reader, row.data() + chunk);
