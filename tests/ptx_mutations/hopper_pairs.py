@@ -36,8 +36,8 @@ def pair_does_not_meet_at_the_start(t: HopperText) -> None:
     t.insert(arrive, "bar.sync 	0;")
 
 
-# That blocks do not meet at the end would be no fault: a sender waits for every grant, and a receiver for every piece, so
-# that nothing is on its way to the shared memory of a block that has ended.
+# That blocks do not meet at the end would be no fault: a sender waits for every grant, and a receiver for every piece:
+# nothing is on its way to the shared memory of a block that has ended.
 
 
 @_add("race", "barrier")
