@@ -15,11 +15,6 @@ MUTATIONS: Mutations[BlackwellText] = Mutations(beds=(*WHOLE, HALVES))
 _add = MUTATIONS.add
 _LOAD = r"cp\.async\.bulk\.tensor"
 _MMA = r"tcgen05\.mma"
-_COMMIT = r"tcgen05\.commit"
-
-
-def _commit(t: BlackwellText, barrier: str) -> int:
-    return t.on_barrier(_COMMIT, barrier, t.products)
 
 
 # The ring of work tiles
@@ -43,13 +38,13 @@ def ring_release_of_epilogue(t: BlackwellText) -> None:
 @_add("deadlock")
 def stage_never_returned(t: BlackwellText) -> None:
     """Products do not say that they have read a stage."""
-    t.drop(_commit(t, "stage_empty"))
+    t.drop(t.commit("stage_empty"))
 
 
 @_add("race", "barrier", "deadlock")
 def stage_returned_twice(t: BlackwellText) -> None:
     """Products say twice that they have read a stage."""
-    line = _commit(t, "stage_empty")
+    line = t.commit("stage_empty")
     t.insert(line, t.lines[line].strip())
 
 
@@ -57,21 +52,21 @@ def stage_returned_twice(t: BlackwellText) -> None:
 @_add("race", "barrier", "deadlock", beds=(ONE, PAIR, CONTRACTED, HALVES, FEW_ROWS, MORE_TOKENS))
 def stage_returned_before_its_last_product(t: BlackwellText) -> None:
     """A stage is returned before the last of its products is issued."""
-    commit = _commit(t, "stage_empty")
+    commit = t.commit("stage_empty")
     t.move(t.find(_MMA, range(commit), -1), commit + 1)
 
 
 @_add("deadlock", "barrier", "race")
 def next_stage_returned(t: BlackwellText) -> None:
     """Products return the stage behind the one that they read."""
-    line = _commit(t, "stage_empty")
+    line = t.commit("stage_empty")
     t.substitute(line, r"\+\d+\]", f"+{t.barriers['stage_empty'].start + 8}]")
 
 
 @_add("deadlock", beds=WHOLE)
 def slot_never_filled(t: BlackwellText) -> None:
     """The last product of a tile does not say that the tile is done."""
-    t.drop(_commit(t, "slot_full"))
+    t.drop(t.commit("slot_full"))
 
 
 @_add("race", "uninitialised", "protocol", "deadlock", "barrier")
@@ -122,15 +117,13 @@ def slot_never_returned(t: BlackwellText) -> None:
 @_add("deadlock", beds=(PAIR, HALVES))
 def stages_returned_to_one_block(t: BlackwellText) -> None:
     """Products tell the first block alone that a stage is empty."""
-    line = _commit(t, "stage_empty")
-    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.products), r"3;", "1;")
+    t.tell_one_block(t.commit("stage_empty"))
 
 
 @_add("deadlock", beds=(PAIR,))
 def slots_filled_for_one_block(t: BlackwellText) -> None:
     """Products tell the first block alone that a tile is done."""
-    line = _commit(t, "slot_full")
-    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(line)}, 3;", t.products), r"3;", "1;")
+    t.tell_one_block(t.commit("slot_full"))
 
 
 @_add("deadlock", "barrier", beds=(PAIR, HALVES))

@@ -44,3 +44,11 @@ class BlackwellText(KernelText):
         reads = self.find(r"tcgen05\.ld")
         before = [i for i in self.all(r"mbarrier\.try_wait", range(reads)) if self.barrier(i) == "ring_full"]
         return range(self.block(before[-1]).start, len(self.lines))
+
+    def commit(self, barrier: str, nth: int = 0) -> int:
+        """The nth commit of the products that arrives at such a barrier."""
+        return self.on_barrier(r"tcgen05\.commit", barrier, self.products, nth)
+
+    def tell_one_block(self, commit: int) -> None:
+        """Lets a commit to both blocks of a pair arrive at the first one alone."""
+        self.substitute(self.find(rf"mov\.b16\s+{self.last_operand(commit)}, 3;", self.products), r"3;", "1;")

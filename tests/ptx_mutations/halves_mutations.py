@@ -19,20 +19,12 @@ _RETURN = r"mbarrier\.arrive\.shared::cluster"
 """To the block that multiplies: for each half, by warps with rows, and by warps without."""
 
 
-def _commit(t: BlackwellText, barrier: str, nth: int) -> int:
-    return t.on_barrier(r"tcgen05\.commit", barrier, t.products, nth)
-
-
 def _catch_up(t: BlackwellText, step: int) -> int:
     return t.find(_MMA, t.products, _STEPS + step)
 
 
 def _accumulator(t: BlackwellText, product: int) -> str:
     return t.lines[product].split("[")[1].split("]")[0]
-
-
-def _to_one_block(t: BlackwellText, commit: int) -> None:
-    t.substitute(t.find(rf"mov\.b16\s+{t.last_operand(commit)}, 3;", t.products), r"3;", "1;")
 
 
 # Stages
@@ -54,13 +46,13 @@ def later_stage_parity(t: BlackwellText) -> None:
 @_add("deadlock")
 def later_stage_never_returned(t: BlackwellText) -> None:
     """Products do not say that they have read a stage behind the held ones."""
-    t.drop(_commit(t, "stage_empty", 1))
+    t.drop(t.commit("stage_empty", 1))
 
 
 @_add("deadlock")
 def later_stage_returned_to_one_block(t: BlackwellText) -> None:
     """Products tell the first block alone that a stage behind the held ones is empty."""
-    _to_one_block(t, _commit(t, "stage_empty", 1))
+    t.tell_one_block(t.commit("stage_empty", 1))
 
 
 @_add("deadlock")
@@ -93,31 +85,31 @@ def second_half_parity(t: BlackwellText) -> None:
 @_add("deadlock")
 def first_half_never_filled(t: BlackwellText) -> None:
     """Products do not say that the first half is done."""
-    t.drop(_commit(t, "slot_full", 1))
+    t.drop(t.commit("slot_full", 1))
 
 
 @_add("deadlock", beds=(HELD,))
 def held_half_never_filled(t: BlackwellText) -> None:
     """Products do not say that the first half is done, where it is done with the held stages."""
-    t.drop(_commit(t, "slot_full", 0))
+    t.drop(t.commit("slot_full", 0))
 
 
 @_add("deadlock")
 def second_half_never_filled(t: BlackwellText) -> None:
     """Products do not say that the second half is done."""
-    t.drop(_commit(t, "slot_full", 2))
+    t.drop(t.commit("slot_full", 2))
 
 
 @_add("deadlock")
 def first_half_filled_for_one_block(t: BlackwellText) -> None:
     """Products tell the first block alone that the first half is done."""
-    _to_one_block(t, _commit(t, "slot_full", 1))
+    t.tell_one_block(t.commit("slot_full", 1))
 
 
 @_add("deadlock")
 def second_half_filled_for_one_block(t: BlackwellText) -> None:
     """Products tell the first block alone that the second half is done."""
-    _to_one_block(t, _commit(t, "slot_full", 2))
+    t.tell_one_block(t.commit("slot_full", 2))
 
 
 @_add("race", "uninitialised", "deadlock", "barrier")
