@@ -14,6 +14,7 @@ from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.kernel.sm90 import GroupedGemmSm90
 from jax_ggemm.kernel.sm100 import GroupedGemmSm100
 from jax_ggemm.kernel.swapped_sm100 import SwappedGemmSm100
+from jax_ggemm.kernel.varying_sm100 import VaryingGemmSm100
 
 PREFIX = "jax_ggemm"
 """The name of the function in every object."""
@@ -40,6 +41,8 @@ def build(spec: KernelSpec, arch: str) -> tuple[bytes, str]:
 def _kernel_of(spec: KernelSpec) -> GroupedGemmSm90 | GroupedGemmSm100:
     if not isinstance(spec.config, Sm100Config):
         return GroupedGemmSm90(spec)
+    if spec.config.varying:
+        return VaryingGemmSm100(spec)
     return SwappedGemmSm100(spec) if spec.config.swapped else GroupedGemmSm100(spec)
 
 
