@@ -89,8 +89,8 @@ class Sm100Config:
         rows, columns = self._extents()
         if self.tile_m not in rows or self.tile_n not in columns:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
-        if self.varying and (not self.swapped or self.weight_k_tiles > 1):
-            raise ValueError("no kernel for varying tiles of operands that are not swapped, or with pairs of weights")
+        if self.varying and not self.swapped:
+            raise ValueError("no kernel for varying tiles of operands that are not swapped")
         if self.weight_k_tiles not in {1, 2}:
             raise ValueError(f"a stage of weights holds 1 or 2 tiles of the contraction, not {self.weight_k_tiles}")
         if self.weight_k_tiles == 1 and self.weight_stages != self.stages:
@@ -190,8 +190,8 @@ class Sm100Config:
 
     @property
     def slots_per_tile(self) -> int:
-        """Parts that make a tile."""
-        return 2 if self.splits_accumulator else 1
+        """Parts that make a tile, at most."""
+        return 2 if self.splits_accumulator or (self.varying and self.tile_m > ATOM_COLUMNS) else 1
 
     @property
     def held_stages(self) -> int:

@@ -20,9 +20,10 @@ import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
-from jax_ggemm.kernel import operands, rings
+from jax_ggemm.kernel import rings
 from jax_ggemm.kernel.config import KernelSpec, ceil_div
 from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, Eviction, Sm100Config
+from jax_ggemm.kernel.epilogue import Result
 from jax_ggemm.kernel.epilogue_sm100 import Epilogue
 from jax_ggemm.kernel.loads_sm100 import Loads
 from jax_ggemm.kernel.schedule import WorkRing, WorkTile
@@ -90,16 +91,16 @@ class VaryingGemmSm100(SwappedGemmSm100):
         )
 
     def _tiles_of_product(self) -> tuple:
-        tile = (self.config.tile_n, self.config.granule, self.tile_k)
-        return tile, tile
+        tile = (self.config.tile_n, self.config.granule)
+        return (*tile, self.tile_k), (*tile, self.weight_tile[2])
 
     def _layouts(self, tiled_mma: cute.TiledMma) -> tuple:
         """The stages of lhs, by the granule, and of the weights."""
-        tile, _ = self._tiles_of_product()
+        tile, weight_tile = self._tiles_of_product()
         config = self.config
         return (
             blackwell.make_smem_layout_b(tiled_mma, tile, self.dtype, config.stages * config.granules),
-            blackwell.make_smem_layout_a(tiled_mma, tile, self.dtype, config.weight_stages),
+            blackwell.make_smem_layout_a(tiled_mma, weight_tile, self.dtype, config.weight_stages),
         )
 
     def _accumulators(self, tiled_mma: cute.TiledMma) -> cute.Layout:
@@ -112,11 +113,11 @@ class VaryingGemmSm100(SwappedGemmSm100):
         self, tiled_mma: cute.TiledMma, stages: tuple, acc: cute.Tensor, barriers: tuple, slots: tuple, work: WorkRing
     ):
         """Multiplies the stages; run by one warp of the first block."""
-        full, empty, _ = barriers
+        full, _, _ = barriers
         slot_full, slot_empty = slots
         config = self.config
-        fragments = self._fragments(tiled_mma, stages)
-        at = rings.reader(config.stages)
+        operands = self._fragments(tiled_mma, stages)
+        at, weights_at = rings.reader(config.stages), rings.reader(config.weight_stages)
         slot = rings.writer(config.slots)
         position = work.reader()
         tile = work.get(position)
@@ -125,61 +126,70 @@ class VaryingGemmSm100(SwappedGemmSm100):
             if tile.k_tiles > 0:
                 few, more = tokens_of(config, tile.rows, Int32(0)), tokens_of(config, tile.rows, Int32(1))
                 slot_empty.wait(slot)
-                first, second = slot.clone(), slot.clone()
+                first = slot.clone()
                 started = Int32(0)
-                if more > 0:
-                    # The epilogue may still read the second slot.
-                    started = cutlass.min(tile.k_tiles, config.held_stages)
-                    second.advance()
-                ahead = at.clone()
-                for k_tile in cutlass.range(started, unroll=1):
-                    full.wait(ahead)
-                    self._add_tokens(acc, first.index, few, (fragments, ahead.index, 0), k_tile)
-                    ahead.advance()
-                if more > 0:
-                    if started == tile.k_tiles:
-                        slot_full.commit(first)
-                    slot_empty.wait(second)
-                for k_tile in cutlass.range(started, unroll=1):
-                    self._add_tokens(acc, second.index, more, (fragments, at.index, 1), k_tile)
-                    empty.commit(at)
-                    at.advance()
+                if cutlass.const_expr(config.slots_per_tile > 1):
+                    if more > 0:
+                        # The epilogue may still read the second slot: see `GroupedGemmSm100._multiply`.
+                        started = cutlass.min(tile.k_tiles, config.held_stages)
+                        slot.advance()
+                    ahead, weights_ahead = at.clone(), weights_at.clone()
+                    for k_tile in cutlass.range(started, unroll=1):
+                        full.wait(ahead)
+                        self._add_part(acc, (first.index, few), operands, (ahead.index, weights_ahead.index, 0), k_tile)
+                        ahead.advance()
+                        if self._closes(k_tile, tile.k_tiles):
+                            weights_ahead.advance()
+                    if more > 0:
+                        if started == tile.k_tiles:
+                            slot_full.commit(first)
+                        slot_empty.wait(slot)
+                    for k_tile in cutlass.range(started, unroll=1):
+                        self._add_part(acc, (slot.index, more), operands, (at.index, weights_at.index, 1), k_tile)
+                        self._release(barriers, at, weights_at, k_tile, tile.k_tiles)
+                        at.advance()
+                        if self._closes(k_tile, tile.k_tiles):
+                            weights_at.advance()
                 for k_tile in cutlass.range(started, tile.k_tiles, unroll=1):
                     full.wait(at)
-                    self._add_tokens(acc, first.index, few, (fragments, at.index, 0), k_tile)
-                    if more > 0:
-                        if k_tile == tile.k_tiles - 1:
-                            slot_full.commit(first)
-                        self._add_tokens(acc, second.index, more, (fragments, at.index, 1), k_tile)
-                    empty.commit(at)
+                    self._add_part(acc, (first.index, few), operands, (at.index, weights_at.index, 0), k_tile)
+                    if cutlass.const_expr(config.slots_per_tile > 1):  # noqa: SIM102 -- known when it is compiled
+                        if more > 0:
+                            if k_tile == tile.k_tiles - 1:
+                                slot_full.commit(first)
+                            self._add_part(acc, (slot.index, more), operands, (at.index, weights_at.index, 1), k_tile)
+                    self._release(barriers, at, weights_at, k_tile, tile.k_tiles)
                     at.advance()
-                slot_full.commit(second)
-                slot = second.clone()
+                    if self._closes(k_tile, tile.k_tiles):
+                        weights_at.advance()
+                slot_full.commit(slot)
                 slot.advance()
             tile = work.get(position)
 
     @cute.jit
-    def _add_tokens(self, acc: cute.Tensor, slot: Int32, tokens: Int32, operand: tuple, k_tile: Int32):
+    def _add_part(self, acc: cute.Tensor, to: tuple, operands: tuple, at: tuple, k_tile: Int32):
         """Adds the product of a tile of the contraction to a part of the accumulators, or starts them with it.
 
         Args:
           acc: all accumulators.
-          slot: of the part.
-          tokens: of the part.
-          operand: (the stages of tokens and of weights, which stage, which part of its tokens).
+          to: (the slot of the part, how many tokens it has).
+          operands: all stages of tokens and of weights.
+          at: (which stage of tokens, which of weights, which part of the tokens).
           k_tile: which tile of the contraction.
         """
-        (tokens_of_stage, weights), stage, part = operand
+        all_tokens, weights = operands
         config = self.config
-        granule = stage * config.granules + part * (ATOM_COLUMNS // config.granule)
-        to = acc[None, 0, 0, slot].iterator.toint()
-        description = with_tokens(self.descriptor, tokens)
+        granule = at[0] * config.granules + at[2] * (ATOM_COLUMNS // config.granule)
+        address = acc[None, 0, 0, to[0]].iterator.toint()
+        description = with_tokens(self.descriptor, to[1])
+        steps = cute.size(all_tokens, mode=[2])
+        first = (k_tile % config.weight_k_tiles) * steps
         with cute.arch.elect_one():
-            for step in cutlass.range_constexpr(cute.size(weights, mode=[2])):
-                a = tcgen05.smem_descriptor_to_int(weights[None, 0, step, stage].iterator)
-                b = tcgen05.smem_descriptor_to_int(tokens_of_stage[None, 0, step, granule].iterator)
+            for step in cutlass.range_constexpr(steps):
+                a = tcgen05.smem_descriptor_to_int(weights[None, 0, first + step, at[1]].iterator)
+                b = tcgen05.smem_descriptor_to_int(all_tokens[None, 0, step, granule].iterator)
                 accumulates = Int32(k_tile > 0 or step > 0)
-                cute.arch.inline_ptx(self.product, read_only_args=[to, a, b, description, accumulates])
+                cute.arch.inline_ptx(self.product, read_only_args=[address, a, b, description, accumulates])
 
 
 class VaryingLoads(Loads):
@@ -188,21 +198,30 @@ class VaryingLoads(Loads):
     @cute.jit
     def run(self, of_block: Any, a_operand: tuple, b_operand: tuple, barriers: tuple, place: tuple, work: WorkRing):
         """Fills the stages with the tiles of both operands; run by one warp of each block."""
-        full, empty, _ = barriers
+        full, empty, weights = barriers
         config = self.config
-        at = rings.writer(config.stages)
+        per_stage = config.weight_k_tiles
+        at, weights_at = rings.writer(config.stages), rings.writer(config.weight_stages)
         position = work.reader()
         tile = work.get(position)
         while tile.k_tiles >= 0:
             position.advance()
-            weights = self._weights(of_block, b_operand, tile, place[0])
+            of_weights = self._weights(of_block, b_operand, tile, place[0])
             granules = ceil_div(tile.rows, config.granule)
-            num_bytes = (granules * config.granule_bytes + config.weight_stage_bytes) * self.blocks
             for k_tile in cutlass.range(tile.k_tiles, unroll=1):
                 empty.wait(at)
+                opens = k_tile % per_stage == 0
+                num_bytes = granules * config.granule_bytes
+                if opens:
+                    if cutlass.const_expr(per_stage > 1):
+                        weights.wait(weights_at)
+                    num_bytes += config.weight_stage_bytes
                 if place[0] == 0:
-                    full.expect(at, num_bytes)
-                self._load_weights(b_operand, weights, (tile, place, k_tile), (at.index, full.at(at)))
+                    full.expect(at, num_bytes * self.blocks)
+                if opens:
+                    to = (weights_at.index, full.at(at))
+                    self._load_weights(b_operand, of_weights, (tile, place, k_tile // per_stage), to)
+                    weights_at.advance()
                 for i in cutlass.range(granules, unroll=1):
                     tokens = self._granule(of_block, a_operand, tile, i, place[0])
                     cute.copy(
@@ -218,11 +237,16 @@ class VaryingLoads(Loads):
         for _ in cutlass.range_constexpr(config.stages):
             empty.wait(at)
             at.advance()
+        if cutlass.const_expr(per_stage > 1):
+            for _ in cutlass.range_constexpr(config.weight_stages):
+                weights.wait(weights_at)
+                weights_at.advance()
 
     def _weights(self, of_block: Any, operand: tuple, tile: WorkTile, rank: Int32) -> tuple:
         """What a block loads of the weights, by plain and by wide boxes; see `Loads._tiles`."""
         rows = cute.domain_offset((tile.column, 0), operand[1][None, None, tile.b_row])
-        tiles = of_block.partition_A(cute.local_tile(rows, (self.config.tile_n, self.tile_k), (0, None)))
+        extent = (self.config.tile_n, self.tile_k * self.config.weight_k_tiles)
+        tiles = of_block.partition_A(cute.local_tile(rows, extent, (0, None)))
         boxes = [] if self.wide_boxes is None else self.wide_boxes.parts(operand[3], tile, self.ragged_rows, rank)
         return self._partition(operand[0], operand[2], tiles), boxes
 
@@ -276,7 +300,32 @@ class VaryingEpilogue(SwappedEpilogue):
                         cute.arch.fence_view_async_tmem_load()
                         slot_empty.arrive_at_first(slot)
                         slot.advance()
-                    for j in cutlass.range_constexpr(granule):
-                        values[j] += bias
-                self._store_columns(values, result, (tile.out_row, i * granule), tile.rows, column)
+                    if cutlass.const_expr(self.has_bias):
+                        for j in cutlass.range_constexpr(granule):
+                            values[j] += bias
+                if column < result.columns:
+                    self._store_column(values, result, (tile.out_row + i * granule, column), tile.rows - i * granule)
             tile = work.get(position)
+
+    @cute.jit
+    def _store_column(self, values: cute.Tensor, result: Result, place: tuple, rows: Int32):
+        """Writes values of one column: a warp whole sectors of a row.
+
+        Args:
+          values: float32, of neighbouring rows.
+          result: where to.
+          place: (row, column) of the first of them in the result.
+          rows: how many to write, at most.
+        """
+        rounded = cute.make_rmem_tensor(values.layout, result.data.dtype)
+        rounded.store(values.load().to(result.data.dtype))
+        pitch = Int64(result.columns)
+        at = result.data + Int64(place[0]) * pitch + Int64(place[1])
+        to = cute.make_tensor(at, cute.make_layout(cute.size(values), stride=pitch))
+        if rows >= cute.size(values):
+            for j in cutlass.range_constexpr(cute.size(values)):
+                to[j] = rounded[j]
+        else:
+            for j in cutlass.range_constexpr(cute.size(values)):
+                if j < rows:
+                    to[j] = rounded[j]
