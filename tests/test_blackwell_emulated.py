@@ -25,7 +25,7 @@ from emulated_layer import assert_layer_equals_plain_jax
 import jax_ggemm
 from jax_ggemm.kernel import config, pick_sm100
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_96, TOKENS_448, WIDE_PAIR
 from jax_ggemm.products import Product
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
@@ -133,12 +133,27 @@ IN_BF16 = [
     for product in Product
     for candidate in (FEW_ROWS, SMALL, PAIR, WIDE_PAIR)
 ]
+IN_BF16 += [config.KernelSpec(product, BF16, BF16, False, TOKENS_448) for product in (Product.FORWARD, Product.DLHS)]
+RINGS_OF_TWO = Sm100Config(512, 256, 2, weight_stages=2, swapped=True, varying=True, wide_boxes=False)
+VARYING = [
+    config.KernelSpec(product, dtype, dtype, False, candidate)
+    for product in (Product.FORWARD, Product.DLHS)
+    for dtype in (BF16, F16, F32)
+    for candidate in (
+        TOKENS_448,
+        TOKENS_96,
+        RINGS_OF_TWO,
+        dataclasses.replace(TOKENS_448, dynamic=True),
+        Sm100Config(256, 128, 4, weight_stages=4, swapped=True, varying=True),
+        Sm100Config(512, 128, 2, weight_stages=2, swapped=True, varying=True),
+    )
+][:: 1 if FULL else 18]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """All kernels of this file, compiled in one process."""
-    kernels.compile_all([*shipped(), *SWITCHED, *TAKEN, *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH)
+    kernels.compile_all([*shipped(), *SWITCHED, *TAKEN, *VARYING, *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH)
 
 
 def name(value: Any) -> str | None:
@@ -222,6 +237,27 @@ def test_each_change_can_be_left_out(spec: config.KernelSpec, histogram: str) ->
 def test_tiles_that_are_asked_for(spec: config.KernelSpec, histogram: str) -> None:
     for seed in range(3 if FULL else 1):
         check(spec, HISTOGRAMS[histogram], (M, 200, 520), seed=seed)
+
+
+@pytest.mark.parametrize("spec", VARYING, ids=name)
+@pytest.mark.parametrize("sizes", [(500, 0, 33, 257, 31), (448, 449, 256)], ids=str)
+def test_tiles_that_vary(spec: config.KernelSpec, sizes: tuple[int, ...]) -> None:
+    for seed in range(4 if FULL else 1):
+        check(spec, Groups(sizes), (sum(sizes) + 20, 392, 264), seed=seed)
+
+
+@pytest.mark.parametrize("spec", VARYING, ids=name)
+def test_tokens_of_other_groups_change_nothing(spec: config.KernelSpec) -> None:
+    sizes = (5, 300, 17, 33, 1, 290)
+    arrays = operands(spec, Groups(sizes), (sum(sizes), 72, 264))
+    want = expected(spec, arrays, Groups(sizes))
+    for parity in (0, 1):
+        poisoned, kept = arrays["lhs"].copy(), np.zeros(sum(sizes), bool)
+        for group, (start, stop) in enumerate(oracle.bounds(sizes, sum(sizes))):
+            kept[start:stop] = group % 2 == parity
+        poisoned[:, ~kept] = np.nan
+        got, _ = kernels.run(spec, ARCH, arrays | {"lhs": poisoned}, want.shape, multiprocessors=2, seed=parity)
+        np.testing.assert_array_equal(got[:, kept], want[:, kept])
 
 
 def out_of_order(ptx: str, blocks: int) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, TOKENS_16, TOKENS_32, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, TOKENS_16, TOKENS_448, WIDE_PAIR
 from jax_ggemm.products import Product
 from ptx_mutations import (
     blackwell_mutations,
     halves_mutations,
     pipeline_mutations,
     swapped_mutations,
+    varying_mutations,
     weights_mutations,
 )
 from ptx_mutations.blackwell_text import BlackwellText
@@ -24,8 +25,11 @@ def beds() -> list[GroupedBed]:
     # An odd number of tiles of the contraction, and columns and a contraction whose ends no wide box reaches past.
     tokens = Problem(Product.FORWARD, m=90, k=264, n=264, sizes=(35, 0, 16, 1, 30))
     more_tokens = Problem(Product.DLHS, m=150, k=264, n=264, sizes=(70, 0, 32, 1, 40))
+    # A tile of two parts, whole granules, rows of a granule, more tiles than slots.
+    varying = Problem(Product.FORWARD, m=420, k=264, n=264, sizes=(300, 0, 32, 1, 70))
     halves = Problem(Product.FORWARD, m=420, k=264, n=520, sizes=(300, 0, 100))
     modules = (pipeline_mutations, blackwell_mutations, weights_mutations, halves_mutations, swapped_mutations)
+    modules += (varying_mutations,)
     mutations = [module.MUTATIONS for module in modules]
     return [
         GroupedBed(problem, config, "sm_100a", BlackwellText, mutations)
@@ -39,6 +43,7 @@ def beds() -> list[GroupedBed]:
             (Problem(Product.DLHS, m=150, k=264, n=264, sizes=(3, 70, 0, 67)), FEW_ROWS),
             (tokens, TOKENS_16),
             # Fewer stages of tokens than weights are there for: otherwise nobody would ever wait for one.
-            (more_tokens, dataclasses.replace(TOKENS_32, stages=6)),
+            (more_tokens, dataclasses.replace(TOKENS_16, tile_m=32, stages=6, weight_stages=5)),
+            (varying, TOKENS_448),
         )
     ]
