@@ -43,6 +43,10 @@ WIDE_PAIR = Sm100Config(256, 512, 4, weight_stages=4, splits_accumulator=True)
 _FOR_FEW_ROWS = {TOKENS_16: 8, TOKENS_96: 64}
 """Up to how many rows a group, on average, each is taken: where the emulator's timeline has groups fit their tile."""
 
+_ROWS_OF_A_TILE = 384
+"""Up to how many rows a group, on average, `TOKENS_448` may be taken: most groups are one tile then. `WIDE_PAIR` reads
+less for each product of larger ones, and the timeline has it ahead."""
+
 _FOR_ANY = (SMALL, PAIR, WIDE_PAIR)
 
 
@@ -111,5 +115,6 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm100Config:
         for config, rows in _FOR_FEW_ROWS.items():
             if m <= rows * groups:
                 return config
-    known = (TOKENS_448, *_FOR_ANY) if product.rows_are_ragged else _FOR_ANY
+    fits_a_tile = product.rows_are_ragged and m <= _ROWS_OF_A_TILE * groups
+    known = (TOKENS_448, *_FOR_ANY) if fits_a_tile else _FOR_ANY
     return min(known, key=lambda config: estimate(config, product, m, k, n, groups))
