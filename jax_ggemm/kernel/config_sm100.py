@@ -77,8 +77,8 @@ class Sm100Config:
     swapped: bool = False
     """The weights are the product's A, and tokens its B: few of them, as they come. Not where rows are contracted."""
     varying: bool = False
-    """Where operands are swapped: tiles have as many tokens as their group has left, in granules (`varying_sm100`). With
-    256 columns a tile is of a pair of blocks."""
+    """Where operands are swapped: tiles have as many tokens as their group has left, in granules (`varying_sm100`).
+    With 256 columns a tile is of a pair of blocks."""
     weight_eviction: Eviction = Eviction.NORMAL
     dynamic: bool = False
     """Multiprocessors take the next tile when they have room for it (`dynamic_sm100`), and are not dealt theirs."""

@@ -1,12 +1,14 @@
 """The grouped products on Blackwell with operands swapped, and tiles as high as their groups: for groups of any size.
 
 Tokens are columns of the product, of which an instruction takes any number of granules: 16 for one block, 32 for a pair
-of blocks. Its instruction descriptor, a register, says how many. So the last tile of a group loads and multiplies the
-tokens that it has, rounded up to a granule, where a tile of so many rows would be as high as all others.
+of blocks. Its instruction descriptor, a register, says how many. So a tile loads and multiplies the tokens that it has,
+rounded up to a granule. The scheduler makes the tiles of a group as even as can be.
 
-A tile is multiplied in parts of 256 tokens, the most that an instruction takes. Each part has a slot of tensor memory: a
-tile of one part takes one slot, and the next tile the other one. Of a tile with two parts, the products start in the
+A tile is multiplied in parts of 256 tokens, the most that an instruction takes. Each part has a slot of tensor memory:
+a tile of one part takes one slot, and the next tile the other one. Of a tile with two parts, the products start in the
 first slot as soon as that is free, and those of the second catch up on the stages that were held.
+
+No token has to do with another one: what a granule reads of the next group goes into columns that are not written.
 
 In a pair, each block has 128 columns of the weights, and the first or the second half of the tokens of each part.
 """
@@ -33,7 +35,7 @@ _LANES = 128
 """Columns of the weights that one block has: lanes of its tensor memory."""
 
 _FORMATS = {cutlass.Float16: 0, cutlass.BFloat16: 1, Float32: 2}
-"""Of the operands, in an instruction descriptor. float32 stands for TensorFloat-32, which has its own kind of product."""
+"""Of the operands, in an instruction descriptor. float32 stands for TensorFloat-32, a kind of product of its own."""
 
 _PRODUCT = """{{
 .reg .pred accumulates;
@@ -43,7 +45,7 @@ tcgen05.mma.cta_group::{blocks}.kind::{kind} [{{$r0}}], {{$r1}}, {{$r2}}, {{$r3}
 
 
 def instruction_descriptor(dtype: Any, weights_major: OperandMajorMode, blocks: int) -> int:
-    """What products are told, but for the number of tokens (PTX ISA, Instruction descriptor of tcgen05, table 44).
+    """What products are told, but for the number of tokens (PTX ISA, tcgen05: the instruction descriptor of kind::f16).
 
     Args:
       dtype: of the operands.
@@ -133,23 +135,14 @@ class VaryingGemmSm100(SwappedGemmSm100):
                         # The epilogue may still read the second slot: see `GroupedGemmSm100._multiply`.
                         started = cutlass.min(tile.k_tiles, config.held_stages)
                         slot.advance()
-                    ahead, weights_ahead = at.clone(), weights_at.clone()
-                    for k_tile in cutlass.range(started, unroll=1):
-                        full.wait(ahead)
-                        self._add_part(acc, (first.index, few), operands, (ahead.index, weights_ahead.index, 0), k_tile)
-                        ahead.advance()
-                        if self._closes(k_tile, tile.k_tiles):
-                            weights_ahead.advance()
+                    self._start(acc, (first.index, few), operands, full, (at, weights_at), (started, tile.k_tiles))
                     if more > 0:
                         if started == tile.k_tiles:
                             slot_full.commit(first)
                         slot_empty.wait(slot)
-                    for k_tile in cutlass.range(started, unroll=1):
-                        self._add_part(acc, (slot.index, more), operands, (at.index, weights_at.index, 1), k_tile)
-                        self._release(barriers, at, weights_at, k_tile, tile.k_tiles)
-                        at.advance()
-                        if self._closes(k_tile, tile.k_tiles):
-                            weights_at.advance()
+                    at, weights_at = self._catch_up(
+                        acc, (slot.index, more), operands, barriers, (at, weights_at), (started, tile.k_tiles)
+                    )
                 for k_tile in cutlass.range(started, tile.k_tiles, unroll=1):
                     full.wait(at)
                     self._add_part(acc, (first.index, few), operands, (at.index, weights_at.index, 0), k_tile)
@@ -165,6 +158,45 @@ class VaryingGemmSm100(SwappedGemmSm100):
                 slot_full.commit(slot)
                 slot.advance()
             tile = work.get(position)
+
+    @cute.jit
+    def _start(self, acc: cute.Tensor, to: tuple, operands: tuple, full: Any, at: tuple, depth: tuple):
+        """Adds the first stages of a tile to its first part; they are held. For the arguments, see `_catch_up`."""
+        started, k_tiles = depth
+        ahead, weights_ahead = at[0].clone(), at[1].clone()
+        for k_tile in cutlass.range(started, unroll=1):
+            full.wait(ahead)
+            self._add_part(acc, to, operands, (ahead.index, weights_ahead.index, 0), k_tile)
+            ahead.advance()
+            if self._closes(k_tile, k_tiles):
+                weights_ahead.advance()
+
+    @cute.jit
+    def _catch_up(
+        self, acc: cute.Tensor, to: tuple, operands: tuple, barriers: tuple, at: tuple, depth: tuple
+    ) -> tuple[Any, Any]:
+        """Adds the stages that were held to the second part of a tile, and returns them.
+
+        Args:
+          acc: all accumulators.
+          to: (the slot of the part, how many tokens it has).
+          operands: all stages of tokens and of weights.
+          barriers: of the stages.
+          at: where the tile begins in the rings of tokens and of weights.
+          depth: (tiles of the contraction that were held, all of them).
+
+        Returns:
+          Where both rings go on.
+        """
+        started, k_tiles = depth
+        stage, weights_stage = at
+        for k_tile in cutlass.range(started, unroll=1):
+            self._add_part(acc, to, operands, (stage.index, weights_stage.index, 1), k_tile)
+            self._release(barriers, stage, weights_stage, k_tile, k_tiles)
+            stage.advance()
+            if self._closes(k_tile, k_tiles):
+                weights_stage.advance()
+        return stage, weights_stage
 
     @cute.jit
     def _add_part(self, acc: cute.Tensor, to: tuple, operands: tuple, at: tuple, k_tile: Int32):

@@ -136,4 +136,3 @@ def row_past_the_tail(t: BlackwellText) -> None:
     for line in t.all(r"setp\.lt\.s32\s+%\w+, %\w+, \d+;", tail):
         constant = int(t.last_operand(line))
         t.substitute(line, r"\d+;", f"{constant - 1};")
-
