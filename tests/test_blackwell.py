@@ -338,7 +338,7 @@ def test_tiles_that_vary_load_and_multiply_what_they_have(product: Product, cand
     products = re.findall(r"tcgen05\.mma\.cta_group::2\.\S+ \[%r\d+\], %rd\d+, %rd\d+, (%r\d+), ", text)
     assert len(products) == 4 * (4 if candidate.slots_per_tile > 1 else 1)
     for register in set(products):
-        (tokens, constant) = re.findall(rf"add\.s32\s+{register}, (%r\d+), (\d+);", text)[0]
+        tokens, constant = re.findall(rf"(?:add\.s32|or\.b32)\s+{register}, (%r\d+), (\d+);", text)[0]
         assert int(constant) >> 17 == 16 << 7
         assert re.search(rf"shl\.b32\s+{tokens}, %r\d+, 14;", text)
 
