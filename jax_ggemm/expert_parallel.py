@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jax_ggemm.collectives import sum_over, vary_over
 from jax_ggemm.exchanges import AllToAll, Exchange, LocalExperts, Tokens
@@ -42,12 +42,13 @@ class ExpertParallel:
       exchange: how tokens get to their experts: `AllToAll()`, `AllToAll(buffer_factor)`, `Gather()`, `Ring()`, or
         `Replicated()` for tokens that are not split over the expert axis.
       tokens: how the leading dimensions of x are split, e.g. P(("data", "expert"), "sequence"). By default the first
-        dimension, over all mesh axes but the tensor axis (and but the expert axis for `Replicated`).
+        dimension, over all mesh axes but the tensor axis (and but the expert axis for `Replicated`), and but those of
+        a `jax.shard_map` around the layer, such as one of pipeline stages.
       tensor_axis: the mesh axis that the width of each expert is spread over, if any. Weights whose layout is
         `INTERLEAVED` are stored split over it. With [gate | up] side by side no contiguous split is right: the layer
         takes its parts of gate and of up, and the fused weight is stored whole on the ranks of this axis.
       fsdp_axes: mesh axes, of those in `tokens`, that the model width of the weights is spread over in storage.
-      mesh: the mesh; that of `jax.set_mesh` if None.
+      mesh: the mesh, with automatic axes; that of `jax.set_mesh` if None.
     """
 
     expert_axis: str
@@ -60,12 +61,20 @@ class ExpertParallel:
     def __post_init__(self) -> None:
         if not isinstance(self.expert_axis, str):
             raise TypeError(f"expert_axis must be the name of a mesh axis, got {self.expert_axis!r}")
-        if not isinstance(self.exchange, Exchange):
+        if not isinstance(self.exchange, Exchange) or isinstance(self.exchange, type):
             raise TypeError(f"exchange must be an Exchange, e.g. AllToAll(), Gather() or Ring(); got {self.exchange!r}")
+        if not isinstance(self.tokens, PartitionSpec | None):
+            raise TypeError(f"tokens must be a PartitionSpec, e.g. P(('data', 'expert')); got {self.tokens!r}")
+        if not isinstance(self.tensor_axis, str | None):
+            raise TypeError(f"tensor_axis must be the name of a mesh axis, got {self.tensor_axis!r}")
         fsdp_axes: Any = self.fsdp_axes
-        if isinstance(fsdp_axes, str) or not all(isinstance(axis, str) for axis in fsdp_axes):
+        if not isinstance(fsdp_axes, tuple | list) or not all(isinstance(axis, str) for axis in fsdp_axes):
             raise TypeError(f"fsdp_axes must be a tuple of names of mesh axes, got {self.fsdp_axes!r}")
-        object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
+        if len(set(fsdp_axes)) < len(fsdp_axes):
+            raise ValueError(f"fsdp_axes must hold each mesh axis once, got {self.fsdp_axes}")
+        object.__setattr__(self, "fsdp_axes", tuple(fsdp_axes))
+        if not isinstance(self.mesh, Mesh | AbstractMesh | None):
+            raise TypeError(f"mesh must be a Mesh, as jax.make_mesh makes one; got {self.mesh!r}")
         if self.tensor_axis == self.expert_axis:
             raise ValueError(f"tensor_axis must differ from expert_axis, got {self.tensor_axis!r} for both")
 
@@ -129,12 +138,26 @@ class ExpertParallel:
         for axis in named:
             if axis is not None and axis not in mesh.shape:
                 raise ValueError(f"the mesh has axes {tuple(mesh.shape)}, not {axis!r}")
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        used = mesh.axis_names if self.tokens is None else named
+        if explicit := [axis for axis in mesh.axis_names if axis in used and kinds[axis] == AxisType.Explicit]:
+            raise ValueError(
+                f"the axes {explicit} of the mesh are explicit, which the layer does not support yet: make it with"
+                f" jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})"
+            )
+        if manual := [axis for axis in mesh.axis_names if axis in named and kinds[axis] == AxisType.Manual]:
+            raise ValueError(
+                f"the layer is inside jax.shard_map over its own axes {manual}: call it outside, or leave them out of"
+                " axis_names there; it enters jax.shard_map itself"
+            )
         return mesh
 
     def _tokens(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...]) -> PartitionSpec:
         """The spec of the leading dimensions of x, checked."""
         whole = {self.tensor_axis} if self.exchange.split_tokens else {self.tensor_axis, self.expert_axis}
-        default = PartitionSpec(tuple(axis for axis in mesh.axis_names if axis not in whole))
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        axes = tuple(axis for axis, kind in kinds if axis not in whole and kind != AxisType.Manual)
+        default = PartitionSpec(axes)
         spec = default if self.tokens is None else self.tokens
         axes = _axes_of(spec)
         if (self.expert_axis in axes) != self.exchange.split_tokens:
@@ -249,6 +272,8 @@ class Rank(NamedTuple):
         self, tokens: Tokens, params: ExpertParams, options: ExpertOptions, num_experts: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(y, counts, dropped) of this rank's tokens; counts and dropped over all ranks."""
+        if not tokens.x.shape[0]:  # no rank has any, and XLA gathers no dimension of length 0
+            return tokens.x, jnp.zeros((num_experts,), jnp.int32), jnp.zeros((), jnp.int32)
         counts = jnp.zeros_like(tokens.ids, shape=(num_experts,))
         for j in range(tokens.ids.shape[1]):  # one fused pass over (T, E) each, no scatter
             counts += jnp.sum(tokens.ids[:, j, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
