@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_ggemm.collectives import sum_over, vary_over
 from jax_ggemm.exchanges import AllToAll, Exchange, LocalExperts, Tokens
@@ -233,10 +233,24 @@ class Rank(NamedTuple):
         if not self._apart:
             return params
         axis = -2 if self.layout.out_first else -1
-        fused = {"gate_up": self.layout.gate_up.split(params.gate_up, axis)}
+        stored = self._stored(params)
+
+        def split(name: str, axis: int) -> tuple[jax.Array, ...]:
+            # Both halves whole, as their fusion is: XLA would split that over the tensor axis, and send weights around.
+            spec = getattr(stored, name)
+            place = spec if self.parallel.mesh is None else NamedSharding(self.parallel.mesh, spec)
+            halves = self.layout.gate_up.split(getattr(params, name), axis)
+            return tuple(lax.with_sharding_constraint(half, place) for half in halves)
+
+        fused = {"gate_up": split("gate_up", axis)}
         if isinstance(params, ExpertParams) and params.gate_up_bias is not None:
-            fused["gate_up_bias"] = self.layout.gate_up.split(params.gate_up_bias)
+            fused["gate_up_bias"] = split("gate_up_bias", -1)
         return params._replace(**fused)
+
+    def _stored(self, params: _Weights) -> _Weights:
+        """The specs that these parameters are stored with."""
+        parallel, layout = self.parallel, self.layout
+        return parallel.shared_specs(layout) if isinstance(params, SharedParams) else parallel.expert_specs(layout)
 
     def put_together(self, params: _Weights) -> _Weights:
         """This rank's parameters, as the layer on one device takes them: gathered over the FSDP axes."""
