@@ -97,7 +97,8 @@ class ExpertParallel:
         """Runs `layer(rank, x, token_mask, params)` on every rank of the mesh, each with its part.
 
         Args:
-          layer: what a rank does; it returns (y, statistics), the statistics equal on all ranks.
+          layer: what a rank does; it returns (y, statistics), the statistics equal on all ranks. Its rank is None, for
+            the layer on one device, if there are no tokens.
           layout: that of the experts' parameters.
           x: (..., D).
           token_mask: (...) bool or None.
@@ -113,6 +114,8 @@ class ExpertParallel:
         tokens = self._tokens(mesh, x.shape)
         rank = Rank(self, layout, _axes_of(tokens))
         self._check_params(mesh, params, layout)
+        if not x.size:  # nothing to exchange, and XLA does not compile every collective of no rows
+            return layer(None, x, token_mask, params)
         specs = jax.tree.map(lambda _: PartitionSpec(), params._replace(experts=None, shared=None))
         experts, shared = params.experts, params.shared
         specs = specs._replace(experts=rank.specs(experts), shared=None if shared is None else rank.specs(shared))
@@ -286,8 +289,6 @@ class Rank(NamedTuple):
         self, tokens: Tokens, params: ExpertParams, options: ExpertOptions, num_experts: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(y, counts, dropped) of this rank's tokens; counts and dropped over all ranks."""
-        if not tokens.x.shape[0]:  # no rank has any, and XLA gathers no dimension of length 0
-            return tokens.x, jnp.zeros((num_experts,), jnp.int32), jnp.zeros((), jnp.int32)
         counts = jnp.zeros_like(tokens.ids, shape=(num_experts,))
         for j in range(tokens.ids.shape[1]):  # one fused pass over (T, E) each, no scatter
             counts += jnp.sum(tokens.ids[:, j, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
