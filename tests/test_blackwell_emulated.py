@@ -248,8 +248,11 @@ def test_tiles_that_are_asked_for(spec: config.KernelSpec, histogram: str) -> No
         check(spec, HISTOGRAMS[histogram], (M, 200, 520), seed=seed)
 
 
-@pytest.mark.parametrize("spec", MULTICAST, ids=name)
-@pytest.mark.parametrize("histogram", HISTOGRAMS if FULL else ["tails", "many"])
+@pytest.mark.parametrize(
+    ("spec", "histogram"),
+    [*(itertools.product(MULTICAST, HISTOGRAMS) if FULL else zip(MULTICAST, ["tails", "many"], strict=True))],
+    ids=name,
+)
 def test_tiles_that_share_their_rows(spec: config.KernelSpec, histogram: str) -> None:
     # An odd and an even number of tiles along n, and one tile, whose neighbour has no columns.
     for seed, shape in enumerate([(200, 520), (136, 200), (264, 1024), (8, 8)] if FULL else [(200, 520)]):

@@ -27,8 +27,8 @@ def beds() -> list[GroupedBed]:
     more_tokens = Problem(Product.DLHS, m=150, k=264, n=264, sizes=(70, 0, 32, 1, 40))
     halves = Problem(Product.FORWARD, m=420, k=264, n=520, sizes=(300, 0, 100))
     # More steps than stages, and a last tile along n without a neighbour.
-    shared = Problem(Product.FORWARD, k=264, n=264, note="multicast")
-    contracted = Problem(Product.DRHS, m=900, n=264, sizes=(256, 0, 40, 1, 500), blocks=4, note="multicast")
+    shared = Problem(Product.FORWARD, m=200, k=264, n=264, sizes=(130, 0, 40), note="multicast")
+    contracted = Problem(Product.DRHS, m=480, n=264, sizes=(70, 0, 40, 1, 330), blocks=4, note="multicast")
     modules = (pipeline_mutations, blackwell_mutations, weights_mutations, halves_mutations, swapped_mutations)
     mutations = [module.MUTATIONS for module in (*modules, multicast_mutations)]
     return [
