@@ -83,7 +83,7 @@ void Machine::BulkLoad(Context& c) {
                                WriteShared(site, *place.cta, place.offset, bytes, actor, data.data());
                                Complete(site, cluster, barrier_address, op, bytes);
                              },
-                             site, LoadReady(*place.cta, bytes, from)});
+                             site, LoadReady(*place.cta, bytes, LoadCycles(bytes, from))});
   }
 }
 

@@ -294,7 +294,8 @@ class Machine {
   bool StartOrFinish();
   void CheckLimit(const Warp& warp);
   void Spend(Warp& warp, const Instr& instr);
-  double LoadReady(Cta& cta, uint64_t bytes, uint64_t address);
+  double LoadCycles(uint64_t bytes, uint64_t address);
+  double LoadReady(Cta& cta, uint64_t bytes, double cycles);
   double StoreReady(Cta& cta, uint64_t bytes);
   double TensorReady(Cta& cta, int core, double products, double rate, double earliest);
   [[noreturn]] void Deadlock();
