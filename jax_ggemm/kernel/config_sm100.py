@@ -79,6 +79,9 @@ class Sm100Config:
     varying: bool = False
     """Where operands are swapped: tiles have as many tokens as their group has left, in granules (`varying_sm100`).
     With 256 columns a tile is of a pair of blocks."""
+    multicast: int = 1
+    """Tiles side by side along n whose blocks share their rows of lhs: 2 load one half each, for both
+    (`multicast_sm100`). Not where operands are swapped."""
     weight_eviction: Eviction = Eviction.NORMAL
     dynamic: bool = False
     """Multiprocessors take the next tile when they have room for it (`dynamic_sm100`), and are not dealt theirs."""
@@ -91,6 +94,9 @@ class Sm100Config:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
         if self.varying and not self.swapped:
             raise ValueError("no kernel for varying tiles of operands that are not swapped")
+        if self.multicast not in ({1} if self.swapped else {1, 2}):
+            swapped = " with swapped operands" if self.swapped else ""
+            raise ValueError(f"no kernel{swapped} for {self.multicast} tiles that share their rows of lhs")
         if self.weight_k_tiles not in {1, 2}:
             raise ValueError(f"a stage of weights holds 1 or 2 tiles of the contraction, not {self.weight_k_tiles}")
         if self.weight_k_tiles == 1 and self.weight_stages != self.stages:
@@ -134,6 +140,11 @@ class Sm100Config:
     def granule_bytes(self) -> int:
         """Bytes of a granule of a tile of the left operand in one block."""
         return _GRANULE * K_TILE_BYTES
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks that are launched as a cluster."""
+        return self.blocks * self.multicast
 
     @property
     def stage_bytes(self) -> int:

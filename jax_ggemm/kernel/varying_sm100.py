@@ -74,7 +74,7 @@ class VaryingGemmSm100(SwappedGemmSm100):
 
     def __init__(self, spec: KernelSpec):
         super().__init__(spec)
-        self.rows = _LANES
+        self.rows = _LANES  # of the product, in one block: columns of the result
         self.descriptor = instruction_descriptor(self.dtype, self.b_major, self.blocks)
         kind = "tf32" if self.dtype is Float32 else "f16"
         self.product = _PRODUCT.format(blocks=self.blocks, kind=kind)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, TOKENS_16, TOKENS_448, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_448, WIDE_PAIR
 from jax_ggemm.products import Product
 from ptx_mutations import (
     blackwell_mutations,
     halves_mutations,
+    multicast_mutations,
     pipeline_mutations,
     swapped_mutations,
     varying_mutations,
@@ -28,9 +29,11 @@ def beds() -> list[GroupedBed]:
     # A tile of two parts, whole granules, rows of a granule, more tiles than slots.
     varying = Problem(Product.FORWARD, m=420, k=264, n=264, sizes=(300, 0, 32, 1, 70))
     halves = Problem(Product.FORWARD, m=420, k=264, n=520, sizes=(300, 0, 100))
+    # More steps than stages, and a last tile along n without a neighbour.
+    shared = Problem(Product.FORWARD, m=200, k=264, n=264, sizes=(130, 0, 40), note="multicast")
+    contracted = Problem(Product.DRHS, m=480, n=264, sizes=(70, 0, 40, 1, 330), blocks=4, note="multicast")
     modules = (pipeline_mutations, blackwell_mutations, weights_mutations, halves_mutations, swapped_mutations)
-    modules += (varying_mutations,)
-    mutations = [module.MUTATIONS for module in modules]
+    mutations = [module.MUTATIONS for module in (*modules, multicast_mutations, varying_mutations)]
     return [
         GroupedBed(problem, config, "sm_100a", BlackwellText, mutations)
         for problem, config in (
@@ -45,5 +48,7 @@ def beds() -> list[GroupedBed]:
             # Fewer stages of tokens than weights are there for: otherwise nobody would ever wait for one.
             (more_tokens, dataclasses.replace(TOKENS_16, tile_m=32, stages=6, weight_stages=5)),
             (varying, TOKENS_448),
+            (shared, dataclasses.replace(SMALL, multicast=2)),
+            (contracted, dataclasses.replace(PAIR, multicast=2)),
         )
     ]

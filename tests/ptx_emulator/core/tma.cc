@@ -220,7 +220,8 @@ void Machine::TmaLoad(Context& c) {
     const uint64_t bytes = map.BoxBytes();
     const int barrier_at = 2 + i.count;
     const uint32_t to = static_cast<uint32_t>(Address(c, 0, lane));
-    const SharedPlace place = Shared(site, cluster, to, static_cast<uint32_t>(bytes), 128);
+    const SharedPlace place = Shared(site, cluster, to, bytes, 128);
+    CheckWindow(c, site, place);
     SharedPlace barrier_place;
     Barrier(site, cluster, static_cast<uint32_t>(Address(c, barrier_at, lane)), &barrier_place);
     std::vector<Cta*> targets = {place.cta};
@@ -240,6 +241,8 @@ void Machine::TmaLoad(Context& c) {
     }
     uint64_t first = map.address;
     for (int d = 0; d < i.count; ++d) first += static_cast<uint64_t>(int64_t{coords[d]}) * map.strides[d];
+    // A multicast is read once, for all.
+    const double cycles = LoadCycles(bytes, first) / static_cast<double>(targets.size());
     for (Cta* target : targets) {
       Cta* signalled = target;
       if (i.has(k_pair)) {
@@ -254,7 +257,7 @@ void Machine::TmaLoad(Context& c) {
                                  Complete(site, cluster, signalled->rank << kRankShift | barrier_offset, op,
                                           static_cast<int64_t>(bytes));
                                },
-                               site, LoadReady(*target, bytes, first)});
+                               site, LoadReady(*target, bytes, cycles)});
     }
   }
 }
@@ -278,8 +281,8 @@ void Machine::TmaStore(Context& c) {
   if (map.rank != i.count) Fail("protocol", site, Text("the tensor map has rank %d", map.rank));
   std::array<int32_t, 5> coords{};
   for (int d = 0; d < i.count; ++d) coords[d] = static_cast<int32_t>(Value(c, 1 + d, lane));
-  const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 1 + i.count, lane)),
-                                   static_cast<uint32_t>(map.BoxBytes()), 128);
+  const SharedPlace place =
+      Shared(site, cluster, static_cast<uint32_t>(Address(c, 1 + i.count, lane)), map.BoxBytes(), 128);
   if (place.cta != c.warp.cta) Fail("protocol", site, "a store from the shared memory of another CTA");
   for (int d = 0; d < i.count; ++d) {
     if (coords[d] < 0) Fail("out-of-bounds", site, Text("a store to coordinate %d: an H200 stops at those", coords[d]));
