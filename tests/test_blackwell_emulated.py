@@ -171,7 +171,7 @@ VARYING = [
         Sm100Config(256, 128, 4, weight_stages=4, swapped=True, varying=True),
         Sm100Config(512, 128, 2, weight_stages=2, swapped=True, varying=True),
     )
-][:: 1 if FULL else 18]
+][:: 1 if FULL else 25]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -350,7 +350,8 @@ class VaryingEpilogue(SwappedEpilogue):
           rows: how many to write, at most.
         """
         rounded = cute.make_rmem_tensor(values.layout, result.data.dtype)
-        rounded.store(values.load().to(result.data.dtype))
+        for j in cutlass.range_constexpr(cute.size(values)):
+            rounded[j] = values[j].to(result.data.dtype)
         pitch = Int64(result.columns)
         at = result.data + Int64(place[0]) * pitch + Int64(place[1])
         to = cute.make_tensor(at, cute.make_layout(cute.size(values), stride=pitch))
