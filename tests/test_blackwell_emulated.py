@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 from typing import Any
 
 import jax
@@ -33,6 +32,8 @@ pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 from cutlass import cute
 from ptx_emulator import kernels
 from ptx_emulator.testbeds.tcgen05_gemm import Tcgen05Gemm
+
+from ptx_mutations.blackwell_text import out_of_order
 
 pytestmark = pytest.mark.emulator
 
@@ -118,8 +119,8 @@ def cases() -> list[tuple[config.KernelSpec, str]]:
 TAKEN = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
     for product in Product
-    # By default, those of tests/test_blackwell.py and one more.
-    for candidate in (DYNAMIC if FULL else [DYNAMIC[(1, 4, 3)[list(Product).index(product)]]])
+    # By default, those of tests/test_blackwell.py and tests/test_ptx_mutations.py.
+    for candidate in (DYNAMIC if FULL else [DYNAMIC[(1, 3, 3)[list(Product).index(product)]]])
     if product.rows_are_ragged or not candidate.swapped
 ]
 SWITCHED = [
@@ -222,16 +223,6 @@ def test_each_change_can_be_left_out(spec: config.KernelSpec, histogram: str) ->
 def test_tiles_that_are_asked_for(spec: config.KernelSpec, histogram: str) -> None:
     for seed in range(3 if FULL else 1):
         check(spec, HISTOGRAMS[histogram], (M, 200, 520), seed=seed)
-
-
-def out_of_order(ptx: str, blocks: int) -> str:
-    """A kernel for whom neighbouring clusters have changed places, two by two."""
-    first = re.compile(r"(mov\.u32\s+(%r\d+), %ctaid\.x;)")
-    taken = re.compile(r"(@taken clusterlaunchcontrol\.query_cancel\.get_first_ctaid\S+ (%r\d+), answer;)")
-    for pattern, guard in ((first, ""), (taken, "@taken ")):
-        ptx, found = pattern.subn(rf"\1 {guard}xor.b32 \2, \2, {blocks};", ptx)
-        assert found
-    return ptx
 
 
 @pytest.mark.parametrize("spec", TAKEN, ids=name)
