@@ -12,12 +12,14 @@ NO_FAULTS = (
         "dynamic: the proxy fence behind a block's last answer",
         "Nothing comes after it. Otherwise PTX wants a fence between reading an answer, which is of the generic proxy, "
         "and the next one, which the asynchronous proxy writes to the same place. A kernel asks at two places; "
-        "dropping the fence past the last tile is a fault where a block asks there twice, as it does in the beds that try it.",
+        "dropping the fence past the last tile is a fault where a block asks there twice, as it does in the beds "
+        "that try it.",
     ),
     (
         "dynamic: an answer's predicate where the answer names a cluster",
         "The number of an answer that names none is undefined, so that the predicate is needed wherever that one "
-        "comes: at one of the same two places. With one cluster without work and two blocks, it comes at both in any order.",
+        "comes: at one of the same two places. With one cluster without work and two blocks, it comes at both in any "
+        "order.",
     ),
     (
         "dynamic: that a block expects its answer before the other block of its pair asks",
