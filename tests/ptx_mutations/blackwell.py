@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, TOKENS_16, TOKENS_32, WIDE_PAIR
@@ -43,8 +42,8 @@ def beds() -> list[GroupedBed]:
     # Warps of the epilogue with all of their rows, and with one less.
     staged = Problem(Product.FORWARD, n=264, sizes=(256, 0, 63, 1, 95), note="staged")
     staged_weights = Problem(Product.DRHS, m=164, k=312, n=264, sizes=(100, 0, 64), note="staged")
-    return [
-        GroupedBed(problem, config, "sm_100a", _text(problem), mutations)
+    grouped = [
+        GroupedBed(problem, config, "sm_100a", BlackwellText, mutations)
         for problem, config in (
             (problems[Product.FORWARD], Sm100Config()),
             (problems[Product.FORWARD], Sm100Config(tile_m=256, stages=4, weight_stages=4)),
@@ -59,18 +58,14 @@ def beds() -> list[GroupedBed]:
             (asked, dataclasses.replace(FEW_ROWS, dynamic=True)),
             (asked_by_pairs, dataclasses.replace(PAIR, dynamic=True)),
             (few_tiles, dataclasses.replace(PAIR, dynamic=True)),
-            (any_order, dataclasses.replace(FEW_ROWS, dynamic=True)),
             (staged, Sm100Config(256, 256, 6, weight_stages=6, staged=True)),
             (staged_weights, Sm100Config(128, 128, 6, weight_stages=6, staged=True)),
         )
     ]
+    few_rows = dataclasses.replace(FEW_ROWS, dynamic=True)
+    return [*grouped, GroupedBed(any_order, few_rows, "sm_100a", _in_another_order, mutations)]
 
 
-def _text(problem: Problem) -> Callable[[str, Sm100Config], BlackwellText]:
-    """Makes a text of a kernel's PTX: for a cluster alone, with clusters in another order than their numbers'."""
-
-    def make(ptx: str, config: Sm100Config) -> BlackwellText:
-        alone = problem.resident == 1
-        return BlackwellText(out_of_order(ptx, config.blocks) if alone else ptx, config)
-
-    return make
+def _in_another_order(ptx: str, config: Sm100Config) -> BlackwellText:
+    """A kernel's text that sees clusters in another order than that of their numbers."""
+    return BlackwellText(out_of_order(ptx, config.blocks), config)
