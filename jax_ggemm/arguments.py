@@ -29,7 +29,8 @@ def as_array(name: str, value: Any) -> jax.Array:
     if any(entry is not None for entry in spec):
         raise NotImplementedError(
             f"{name} is sharded as {spec} over a mesh with explicit axes, which is not supported yet: "
-            "call inside jax.shard_map, where every device multiplies its own rows"
+            "make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * (number of axes), or call inside "
+            "jax.shard_map, where every device multiplies its own rows"
         )
     return array
 

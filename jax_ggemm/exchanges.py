@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -147,8 +148,13 @@ class AllToAll:
     split_tokens: bool = dataclasses.field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.buffer_factor is not None and not self.buffer_factor > 0:
-            raise ValueError(f"buffer_factor must be positive, or None to drop nothing; got {self.buffer_factor!r}")
+        factor: Any = self.buffer_factor
+        if factor is None:
+            return
+        if isinstance(factor, bool) or not isinstance(factor, numbers.Real):
+            raise TypeError(f"buffer_factor must be a number, or None to drop nothing; got {factor!r}")
+        if not 0 < float(factor) < math.inf:
+            raise ValueError(f"buffer_factor must be positive and finite, or None to drop nothing; got {factor!r}")
 
     def chunk_rows(self, tokens: int, k: int, ranks: int) -> int:
         """C: the most tokens that a rank of `tokens` tokens sends to another."""

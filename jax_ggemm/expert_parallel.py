@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_ggemm.collectives import sum_over, vary_over
 from jax_ggemm.exchanges import AllToAll, Exchange, LocalExperts, Tokens
@@ -42,12 +42,13 @@ class ExpertParallel:
       exchange: how tokens get to their experts: `AllToAll()`, `AllToAll(buffer_factor)`, `Gather()`, `Ring()`, or
         `Replicated()` for tokens that are not split over the expert axis.
       tokens: how the leading dimensions of x are split, e.g. P(("data", "expert"), "sequence"). By default the first
-        dimension, over all mesh axes but the tensor axis (and but the expert axis for `Replicated`).
+        dimension, over all mesh axes but the tensor axis (and but the expert axis for `Replicated`), and but those of
+        a `jax.shard_map` around the layer, such as one of pipeline stages.
       tensor_axis: the mesh axis that the width of each expert is spread over, if any. Weights whose layout is
         `INTERLEAVED` are stored split over it. With [gate | up] side by side no contiguous split is right: the layer
         takes its parts of gate and of up, and the fused weight is stored whole on the ranks of this axis.
       fsdp_axes: mesh axes, of those in `tokens`, that the model width of the weights is spread over in storage.
-      mesh: the mesh; that of `jax.set_mesh` if None.
+      mesh: the mesh, with automatic axes; that of `jax.set_mesh` if None.
     """
 
     expert_axis: str
@@ -60,12 +61,20 @@ class ExpertParallel:
     def __post_init__(self) -> None:
         if not isinstance(self.expert_axis, str):
             raise TypeError(f"expert_axis must be the name of a mesh axis, got {self.expert_axis!r}")
-        if not isinstance(self.exchange, Exchange):
+        if not isinstance(self.exchange, Exchange) or isinstance(self.exchange, type):
             raise TypeError(f"exchange must be an Exchange, e.g. AllToAll(), Gather() or Ring(); got {self.exchange!r}")
+        if not isinstance(self.tokens, PartitionSpec | None):
+            raise TypeError(f"tokens must be a PartitionSpec, e.g. P(('data', 'expert')); got {self.tokens!r}")
+        if not isinstance(self.tensor_axis, str | None):
+            raise TypeError(f"tensor_axis must be the name of a mesh axis, got {self.tensor_axis!r}")
         fsdp_axes: Any = self.fsdp_axes
-        if isinstance(fsdp_axes, str) or not all(isinstance(axis, str) for axis in fsdp_axes):
+        if not isinstance(fsdp_axes, tuple | list) or not all(isinstance(axis, str) for axis in fsdp_axes):
             raise TypeError(f"fsdp_axes must be a tuple of names of mesh axes, got {self.fsdp_axes!r}")
-        object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
+        if len(set(fsdp_axes)) < len(fsdp_axes):
+            raise ValueError(f"fsdp_axes must hold each mesh axis once, got {self.fsdp_axes}")
+        object.__setattr__(self, "fsdp_axes", tuple(fsdp_axes))
+        if not isinstance(self.mesh, Mesh | AbstractMesh | None):
+            raise TypeError(f"mesh must be a Mesh, as jax.make_mesh makes one; got {self.mesh!r}")
         if self.tensor_axis == self.expert_axis:
             raise ValueError(f"tensor_axis must differ from expert_axis, got {self.tensor_axis!r} for both")
 
@@ -88,7 +97,8 @@ class ExpertParallel:
         """Runs `layer(rank, x, token_mask, params)` on every rank of the mesh, each with its part.
 
         Args:
-          layer: what a rank does; it returns (y, statistics), the statistics equal on all ranks.
+          layer: what a rank does; it returns (y, statistics), the statistics equal on all ranks. Its rank is None, for
+            the layer on one device, if there are no tokens.
           layout: that of the experts' parameters.
           x: (..., D).
           token_mask: (...) bool or None.
@@ -104,6 +114,8 @@ class ExpertParallel:
         tokens = self._tokens(mesh, x.shape)
         rank = Rank(self, layout, _axes_of(tokens))
         self._check_params(mesh, params, layout)
+        if not x.size:  # nothing to exchange, and XLA does not compile every collective of no rows
+            return layer(None, x, token_mask, params)
         specs = jax.tree.map(lambda _: PartitionSpec(), params._replace(experts=None, shared=None))
         experts, shared = params.experts, params.shared
         specs = specs._replace(experts=rank.specs(experts), shared=None if shared is None else rank.specs(shared))
@@ -129,12 +141,26 @@ class ExpertParallel:
         for axis in named:
             if axis is not None and axis not in mesh.shape:
                 raise ValueError(f"the mesh has axes {tuple(mesh.shape)}, not {axis!r}")
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        used = mesh.axis_names if self.tokens is None else named
+        if explicit := [axis for axis in mesh.axis_names if axis in used and kinds[axis] == AxisType.Explicit]:
+            raise ValueError(
+                f"the axes {explicit} of the mesh are explicit, which the layer does not support yet: make it with"
+                f" jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})"
+            )
+        if manual := [axis for axis in mesh.axis_names if axis in named and kinds[axis] == AxisType.Manual]:
+            raise ValueError(
+                f"the layer is inside jax.shard_map over its own axes {manual}: call it outside, or leave them out of"
+                " axis_names there; it enters jax.shard_map itself"
+            )
         return mesh
 
     def _tokens(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...]) -> PartitionSpec:
         """The spec of the leading dimensions of x, checked."""
         whole = {self.tensor_axis} if self.exchange.split_tokens else {self.tensor_axis, self.expert_axis}
-        default = PartitionSpec(tuple(axis for axis in mesh.axis_names if axis not in whole))
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        axes = tuple(axis for axis, kind in kinds if axis not in whole and kind != AxisType.Manual)
+        default = PartitionSpec(axes)
         spec = default if self.tokens is None else self.tokens
         axes = _axes_of(spec)
         if (self.expert_axis in axes) != self.exchange.split_tokens:
@@ -210,10 +236,24 @@ class Rank(NamedTuple):
         if not self._apart:
             return params
         axis = -2 if self.layout.out_first else -1
-        fused = {"gate_up": self.layout.gate_up.split(params.gate_up, axis)}
+        stored = self._stored(params)
+
+        def split(name: str, axis: int) -> tuple[jax.Array, ...]:
+            # Both halves whole, as their fusion is: XLA would split that over the tensor axis, and send weights around.
+            spec = getattr(stored, name)
+            place = spec if self.parallel.mesh is None else NamedSharding(self.parallel.mesh, spec)
+            halves = self.layout.gate_up.split(getattr(params, name), axis)
+            return tuple(lax.with_sharding_constraint(half, place) for half in halves)
+
+        fused = {"gate_up": split("gate_up", axis)}
         if isinstance(params, ExpertParams) and params.gate_up_bias is not None:
-            fused["gate_up_bias"] = self.layout.gate_up.split(params.gate_up_bias)
+            fused["gate_up_bias"] = split("gate_up_bias", -1)
         return params._replace(**fused)
+
+    def _stored(self, params: _Weights) -> _Weights:
+        """The specs that these parameters are stored with."""
+        parallel, layout = self.parallel, self.layout
+        return parallel.shared_specs(layout) if isinstance(params, SharedParams) else parallel.expert_specs(layout)
 
     def put_together(self, params: _Weights) -> _Weights:
         """This rank's parameters, as the layer on one device takes them: gathered over the FSDP axes."""

@@ -106,3 +106,30 @@ def test_warps_that_have_ended_are_not_waited_for() -> None:
     # Warp 1 ends when warp 0 is at the cluster's barrier already, or before.
     body = f"setp.gt.u32 %p1, %r1, 31; @%p1 bra OTHER; {SYNC} ret; OTHER: {_SPIN.format(times=500)}"
     assert not any(kinds_of(body, cluster=2, threads=64))
+
+
+_OWN = {
+    "store": "st.shared.u32 [%r6], %r1;",
+    "load": "ld.shared::cta.u32 %r8, [%r6];",
+    "atomic": "atom.shared.add.u32 %r8, [%r6], 1;",
+    "arrival": "mbarrier.arrive.shared::cta.b64 _, [%r7];",
+    "copy to it": only(
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r6], [%rd1], 128, [%r7];",
+    ),
+    "copy from it": only("cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r6], 128;"),
+}
+
+
+@pytest.mark.parametrize("action", _OWN)
+def test_the_window_of_a_cta_is_its_own(action: str) -> None:
+    assert kinds_of(peer(_OWN[action], 0, SYNC), cluster=2) == [{"out-of-bounds"}] * 8
+
+
+def test_an_address_of_its_own_that_was_mapped() -> None:
+    own = "mapa.shared::cluster.u32 %r6, %r4, %r9; st.shared.u32 [%r6], %r1; ld.shared.u32 %r8, [%r4];"
+    assert not any(kinds_of(peer(own, 0, SYNC), cluster=2))
+
+
+def test_a_copy_signals_where_it_goes() -> None:
+    copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 128, [%r7];"
+    assert kinds_of(peer(only(copy), 0, SYNC), cluster=2) == [{"protocol"}] * 8

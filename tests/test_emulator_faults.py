@@ -298,6 +298,19 @@ def test_wrong_bulk_stores(kinds: set[str], changes: dict[str, str], seed: int) 
     assert ran.kinds <= kinds
 
 
+@pytest.mark.parametrize("size", [-16, -1024, 4096])
+def test_bulk_copies_of_too_many_bytes(size: int) -> None:
+    # Shared memory is written to its end: a size that wraps around must not lead behind it.
+    body = f"st.shared.u32 [%r4], %r1; fence.proxy.async; bar.warp.sync -1; mov.u32 %r8, {size};"
+    store = "cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r2], %r8; cp.async.bulk.commit_group;"
+    load = (
+        "mbarrier.init.shared.b64 [%r2+128], 1; fence.mbarrier_init.release.cluster;"
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%rd1], %r8, [%r2+128];"
+    )
+    assert run(body + only(store + "cp.async.bulk.wait_group 0;"), shared=128).kinds == {"out-of-bounds"}
+    assert run(body + only(load), shared=136).kinds == {"out-of-bounds"}
+
+
 # ---- lanes and named barriers ----
 
 

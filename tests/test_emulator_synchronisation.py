@@ -285,3 +285,30 @@ def test_what_orders_nothing(store: str, load: str) -> None:
 def test_a_read_and_write_passes_a_release_on() -> None:
     store = _STORES["release"] + "mov.u32 %r8, 0; red.relaxed.cta.{space}.add.u32 {at}, %r8;"
     assert not any(kinds_of(_passed(store, _LOADS["acquire"]), threads=64))
+
+
+# ---- warps that have ended ----
+
+_LATER = "mov.u32 %r20, 0; S: add.u32 %r20, %r20, 1; setp.lt.u32 %p6, %r20, 3000; @%p6 bra S;"
+_TRADE = "st.shared.u32 [%r4], %r1; {sync} xor.b32 %r5, %r3, 128; add.u32 %r5, %r5, %r2; ld.shared.u32 %r6, [%r5];"
+
+
+@pytest.mark.parametrize("later", ["", _LATER])
+def test_a_barrier_of_all_threads_is_of_those_that_have_not_ended(later: str) -> None:
+    # The third warp ends before the others come to the barrier, or while they are there.
+    body = f"setp.gt.u32 %p1, %r1, 63; @!%p1 bra A; {later} bra E; A: {_TRADE.format(sync='bar.sync 0;')} E:"
+    assert not any(kinds_of(body, threads=96))
+    assert kinds_of(body.replace("bar.sync 0;", "bar.sync 0, 96;"), threads=96) == [{"deadlock"}] * 8
+
+
+def test_a_warp_arrives_at_the_barrier_of_the_cluster_and_ends() -> None:
+    # It counts as arrived: the second warp still waits for the third.
+    cluster = "barrier.cluster.arrive; barrier.cluster.wait;"
+    body = f"""
+  setp.gt.u32 %p1, %r1, 63; @!%p1 bra A; barrier.cluster.arrive; bra E;
+A: setp.lt.u32 %p1, %r1, 32; @!%p1 bra B; {_LATER}
+B: {_TRADE.format(sync=cluster)}
+E:
+"""
+    assert not any(kinds_of(body, threads=96))
+    assert not any(kinds_of(body, threads=96, cluster=2))

@@ -30,7 +30,7 @@ from jax_ggemm import (
 )
 from jax_ggemm.exchange_cost import LayerSizes, cost
 from jax_ggemm.exchanges import ranks_per_token
-from jax_ggemm.layouts import INTERLEAVED, ExpertLayout
+from jax_ggemm.layouts import DEFAULT, INTERLEAVED, ExpertLayout
 
 pytestmark = pytest.mark.once
 
@@ -133,6 +133,32 @@ def test_nothing_else_is_gathered(axes: Any, exchange: Any) -> None:
             assert all(math.prod(s) <= D * E + 2 * E + 2 or s[-1:] in {(D,), (K,)} for s in c.shapes)
             assert all(len(s) < 3 for s in c.shapes)
         assert c.name in OWN[type(exchange)] | {"all-gather", "reduce-scatter", "all-reduce", "all-to-all"}
+
+
+def test_a_fused_weight_stored_whole_over_the_tensor_axis_is_cut_where_it_is() -> None:
+    """[gate | up] is on every rank of the tensor axis: only the gradient of its parts is gathered there."""
+    axes = (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("expert", "tensor"), axis_types=axes, devices=jax.devices()[:4])
+    parallel = ExpertParallel("expert", tensor_axis="tensor", mesh=mesh)
+    specs = parallel.expert_specs(DEFAULT)
+    weights = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in (((E, D, 2 * M), specs.gate_up), ((E, M, D), specs.down))
+    ]
+
+    def layer(rank: Any, x: jax.Array, _: None, params: Any) -> Any:
+        part = rank.put_together(params.experts)
+        return x * rank.leave(jnp.sum(part.gate_up**2) + jnp.sum(part.down)), ()
+
+    def loss(gate_up: jax.Array, down: jax.Array) -> jax.Array:
+        params = MoEParams(jnp.zeros((D, E)), ExpertParams(gate_up, down))
+        return jnp.sum(parallel.apply(layer, DEFAULT, jnp.ones((2, D)), None, params)[0])
+
+    for function, allowed in ((loss, []), (jax.grad(loss), [(E // 2, D, M // 2)] * 2)):
+        stored = weights[0].sharding if allowed else None
+        found = collectives(jax.jit(function, out_shardings=stored).lower(*weights).compile().as_text())
+        large = [c for c in found if any(len(shape) == 3 for shape in c.shapes)]
+        assert [(c.name, *c.shapes) for c in large] == [("all-gather", shape) for shape in allowed]
 
 
 def test_ranks_per_token_is_the_mean_over_choices() -> None:

@@ -252,9 +252,18 @@ def test_bfloat16_is_as_good_as_on_one_device() -> None:
     [
         (lambda: ExpertParallel(3), TypeError, "expert_axis must be the name"),
         (lambda: ExpertParallel("expert", "ring"), TypeError, "exchange must be an Exchange"),
+        (lambda: ExpertParallel("expert", Ring), TypeError, "exchange must be an Exchange"),
+        (lambda: ExpertParallel("expert", tokens=("data", "expert")), TypeError, "tokens must be a PartitionSpec"),
+        (lambda: ExpertParallel("expert", tensor_axis=("tensor",)), TypeError, "tensor_axis must be the name"),
         (lambda: ExpertParallel("expert", fsdp_axes="data"), TypeError, "fsdp_axes must be a tuple"),
+        (lambda: ExpertParallel("expert", fsdp_axes=None), TypeError, "fsdp_axes must be a tuple"),
+        (lambda: ExpertParallel("expert", fsdp_axes=("data", "data")), ValueError, "fsdp_axes must hold each"),
+        (lambda: ExpertParallel("expert", mesh="4x2"), TypeError, "mesh must be a Mesh"),
         (lambda: ExpertParallel("expert", tensor_axis="expert"), ValueError, "tensor_axis must differ"),
         (lambda: AllToAll(0.0), ValueError, "buffer_factor must be positive"),
+        (lambda: AllToAll(float("inf")), ValueError, "buffer_factor must be positive and finite"),
+        (lambda: AllToAll("1.25"), TypeError, "buffer_factor must be a number"),
+        (lambda: AllToAll(jnp.float32(1.25)), TypeError, "buffer_factor must be a number"),
         (lambda: Ring(jnp.int32), TypeError, "sum_dtype must be a dtype of floats"),
     ],
 )
@@ -263,10 +272,14 @@ def test_bad_settings_are_named(make: Any, error: Any, message: str) -> None:
         make()
 
 
+EXPLICIT = (jax.sharding.AxisType.Explicit,) * 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"mesh": None}, r"needs a mesh: call within jax.set_mesh"),
+        ({"mesh": jax.sharding.AbstractMesh((4, 2), ("expert", "data"), EXPLICIT)}, r"explicit.*AxisType.Auto,\) \* 2"),
         ({"expert_axis": "experts"}, r"the mesh has axes \('expert', 'data'\), not 'experts'"),
         ({"tokens": P("data")}, r"tokens that are split over it"),
         ({"exchange": Replicated(), "tokens": P(("expert", "data"))}, r"the same on all its ranks"),
@@ -282,6 +295,32 @@ def test_what_does_not_fit_the_mesh_is_named(change: Any, message: str) -> None:
     given = inputs()
     with pytest.raises(ValueError, match=message):
         ep_layer.moe(given.x, given.params, options(ExpertParallel(**fields)))
+
+
+def test_without_tokens_it_is_the_layer_on_one_device() -> None:
+    given = inputs()
+    layer = jax.jit(ep_layer.moe, static_argnums=2)
+    on_mesh, alone = (
+        layer.lower(given.x[:0], given.params, options(parallel)).as_text()
+        for parallel in (parallel_on("4x2", Gather()), None)
+    )
+    assert on_mesh == alone
+
+
+def test_inside_a_shard_map_over_another_axis() -> None:
+    given, chosen = inputs(), options(ExpertParallel("expert", Gather()))
+
+    def layer(x: jax.Array) -> jax.Array:
+        y: jax.Array = ep_layer.moe(x, given.params, chosen)[0]
+        return y
+
+    with jax.set_mesh(ep_layer.mesh_of("2x4")):
+        with pytest.raises(ValueError, match=r"inside jax.shard_map over its own axes \['expert'\]"):
+            jax.shard_map(layer, in_specs=P("expert"), out_specs=P("expert"), axis_names={"expert"})(given.x)
+        stage = jax.jit(jax.shard_map(layer, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}))
+        assert jax.eval_shape(stage, given.x).shape == given.x.shape
+        if FULL:
+            assert_same(stage(given.x), ep_layer.moe(given.x, given.params, options(None))[0])
 
 
 def test_sizes_that_the_mesh_does_not_divide_are_named() -> None:

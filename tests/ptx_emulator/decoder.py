@@ -37,6 +37,8 @@ class Decoder(Operands):
         except (KeyError, IndexError, ValueError, StopIteration) as error:
             why = str(error.args[0]) if isinstance(error, KeyError) and " " in str(error.args[0]) else ""
             raise UnsupportedInstructionError(statement.line, statement.text, why) from error
+        if "shared::cluster" not in parts and ("shared" in parts or "shared::cta" in parts):
+            decoded.flag("own_shared")
         if decoded.op == OP["ld"]:
             decoded.extra = statement.used_bytes
         first = len(self.parser.kernel.operands)

@@ -99,6 +99,7 @@ void Machine::AtomicOp(Context& c) {
     const uint64_t a = Value(c, 2, l), b = i.operands > 3 ? Value(c, 3, l) : 0;
     if (space == Space::shared) {
       const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(address), bytes, bytes);
+      CheckWindow(c, site, place);
       ReadShared(site, *place.cta, place.offset, bytes, actor, &old);
       const uint64_t value = Combine(i, space != Space::shared, old, a, b);
       WriteShared(site, *place.cta, place.offset, bytes, actor, &value);

@@ -69,9 +69,11 @@ void Machine::BulkLoad(Context& c) {
     const uint64_t from = Address(c, 1, lane);
     if (bytes % 16 != 0 || from % 16 != 0) Fail("misaligned", site, "bulk copies go by multiples of 16 bytes");
     const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 0, lane)), bytes, 16);
+    CheckWindow(c, site, place);
     const uint32_t barrier_address = static_cast<uint32_t>(Address(c, 3, lane));
     SharedPlace barrier_place;
     Barrier(site, cluster, barrier_address, &barrier_place);
+    if (barrier_place.cta != place.cta) Fail("protocol", site, "the mbarrier is in another CTA than the destination");
     const AsyncOp op = StartAsync(c, lane);
     const uint32_t pc = c.fragment.pc;
     cluster.tasks.push_back({[=, this, &cluster] {
@@ -95,6 +97,7 @@ void Machine::BulkStore(Context& c) {
     const uint64_t to = Address(c, 0, lane);
     if (bytes % 16 != 0 || to % 16 != 0) Fail("misaligned", site, "bulk copies go by multiples of 16 bytes");
     const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 1, lane)), bytes, 16);
+    CheckWindow(c, site, place);
     const AsyncOp op = StartAsync(c, lane);
     auto bulk = std::make_shared<BulkOp>();
     bulk->agent = op.agent;

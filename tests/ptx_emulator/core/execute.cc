@@ -36,7 +36,10 @@ Step Machine::SetRegisters(Context& c) {
   if (wanted < 24 || wanted > 256 || wanted % 8 != 0) {
     Fail("protocol", c.site(*this), Text("%u registers: it must be a multiple of 8 from 24 to 256", wanted));
   }
-  if (warp.register_count == 0) return Step::kNext;  // it is not known how many there are
+  if (warp.register_count == 0) {  // it is not known how many there are
+    warp.requests.push_back({c.fragment.pc, wanted});
+    return Step::kNext;
+  }
   if (more ? wanted < warp.register_count : wanted > warp.register_count) {
     Fail("protocol", c.site(*this), Text("%u registers are asked for, the warp has %u", wanted, warp.register_count));
   }
@@ -46,6 +49,7 @@ Step Machine::SetRegisters(Context& c) {
   }
   cta.free_registers += (warp.register_count - wanted) * 32;  // modulo 2^32
   warp.register_count = wanted;
+  warp.requests.push_back({c.fragment.pc, wanted});
   ++progress_;
   return Step::kNext;
 }
@@ -298,6 +302,7 @@ Step Machine::Execute(Context& c) {
     case Op::wgmma_fence:
       if (!Converged(c, ~0u)) return Step::kBlocked;
       c.warp.fence_needed = false;
+      c.warp.touched.clear();
       return Step::kNext;
     case Op::wgmma_commit:
       if (!Converged(c, ~0u)) return Step::kBlocked;

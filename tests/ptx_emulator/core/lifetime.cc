@@ -19,6 +19,11 @@ void Machine::FinishWarp(Warp& warp) {
   check(warp.open_group);
   if (warp.early) Fail("protocol", warp.early_site, "an accumulator is used, and no wgmma.wait_group follows");
   Cta& cta = *warp.cta;
+  for (NamedBarrier& barrier : cta.named) {  // who is there waits for one warp less
+    if (barrier.arrived == 0 || !barrier.of_all) continue;
+    barrier.expected -= 32;
+    FinishNamedPhase(barrier);
+  }
   if (std::all_of(cta.warps.begin(), cta.warps.end(), [](const Warp& other) { return other.done(); })) FinishCta(cta);
   FinishClusterPhase(*cta.cluster);
 }
@@ -42,6 +47,28 @@ void Machine::NoteUse(const Site& site, Cta& cta, const Actor& actor) {
   }
 }
 
+// What the four warps of a warpgroup must do alike.
+void Machine::CheckWarpgroups(const Cta& cta) {
+  for (size_t group = 0; group < cta.warpgroups.size(); ++group) {
+    for (const auto& [serial, product] : cta.warpgroups[group].tiles) {
+      if (product.users == 4) continue;
+      Fail("protocol", {product.pc, cta.id, static_cast<int>(4 * group), ~0u},
+           Text("%d of the 4 warps of warpgroup %zu issue this product", product.users, group));
+    }
+  }
+  for (const Warp& warp : cta.warps) {
+    const Warp& first = cta.warps[static_cast<size_t>(warp.id) / 4 * 4];
+    for (size_t i = 0; i < std::max(warp.requests.size(), first.requests.size()); ++i) {
+      const Warp& one = i < warp.requests.size() ? warp : first;
+      const Warp& other = i < warp.requests.size() ? first : warp;
+      if (i < other.requests.size() && other.requests[i].registers == one.requests[i].registers) continue;
+      Fail(
+          "protocol", {one.requests[i].pc, cta.id, one.id, ~0u},
+          Text("warp %d of the same warpgroup does not ask for %u registers too", other.id, one.requests[i].registers));
+    }
+  }
+}
+
 // What a CTA must not leave behind. Its threads know of all that was over before it ended.
 void Machine::FinishCta(Cta& cta) {
   cta.ended = true;
@@ -52,6 +79,7 @@ void Machine::FinishCta(Cta& cta) {
          Text("the CTA ends, and only %u of %u threads are at named barrier %zu", barrier.arrived, barrier.expected,
               id));
   }
+  CheckWarpgroups(cta);
   if (!options_.races) return;
   std::vector<uint32_t> known(cta.cluster->agents);
   for (const Warp& warp : cta.warps) {

@@ -121,6 +121,7 @@ struct Warp {
   std::deque<uint64_t> product_groups;  // serial of the first product behind each group that is committed
   uint64_t issued = 0, executed = 0, committed = 0;
   bool fence_needed = true;
+  std::vector<uint8_t> touched;  // since the last fence, accumulators by place in units of 32 bytes; empty for none
   struct InFlight {
     uint64_t serial;  // of the last product that writes them
     uint32_t pc;
@@ -138,6 +139,11 @@ struct Warp {
   uint64_t cluster_generation = 0;
   bool cluster_arrived = false;
   bool reported_done = false;
+
+  struct Request {
+    uint32_t pc, registers;
+  };
+  std::vector<Request> requests;  // setmaxnreg
 
   double time = 0;  // timeline mode; also where else there is a time
 
@@ -173,6 +179,7 @@ struct Mbarrier {
 
 struct NamedBarrier {
   uint32_t arrived = 0, expected = 0;
+  bool of_all = false;  // for all threads of the CTA that have not ended
   uint64_t generation = 0;
   Site last;  // arrival
   Clocks current, complete;
@@ -297,6 +304,7 @@ class Machine {
   // ---- lifetime.cc: what must be over when something ends ----
   void FinishWarp(Warp& warp);
   void FinishCta(Cta& cta);
+  void CheckWarpgroups(const Cta& cta);
   void FinishCluster(Cluster& cluster);
   void Use(const Site& site, Cta& cta, const Actor& actor) {
     if (cta.ended || actor.access.base - cta.first_agent >= cta.agents) NoteUse(site, cta, actor);
@@ -375,7 +383,8 @@ class Machine {
     Cta* cta;
     uint32_t offset;
   };
-  SharedPlace Shared(const Site& site, Cluster& cluster, uint32_t address, uint32_t bytes, uint32_t align);
+  SharedPlace Shared(const Site& site, Cluster& cluster, uint32_t address, uint64_t bytes, uint32_t align);
+  void CheckWindow(const Context& c, const Site& site, const SharedPlace& place);
   void ReadShared(const Site& site, Cta& cta, uint32_t offset, uint32_t bytes, const Actor& actor, void* to);
   void WriteShared(const Site& site, Cta& cta, uint32_t offset, uint32_t bytes, const Actor& actor, const void* from);
   void ReadGlobal(const Site& site, Cluster& cluster, uint64_t address, uint64_t bytes, const Actor& actor, void* to);
@@ -403,6 +412,7 @@ class Machine {
   void Arrive(const Site& site, Mbarrier& barrier, uint32_t count, uint32_t offset);
   void CompleteBytes(const Site& site, Mbarrier& barrier, int64_t bytes, uint32_t offset);
   void FinishClusterPhase(Cluster& cluster);
+  void FinishNamedPhase(NamedBarrier& barrier);
   void FinishPhase(const Site& site, Mbarrier& barrier, uint32_t offset);
   void Note(Mbarrier& barrier, const char* what, const Site& site, int64_t value);
   std::string History(const Mbarrier& barrier) const;

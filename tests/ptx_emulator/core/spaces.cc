@@ -16,7 +16,7 @@ Actor Machine::LaneActor(const Context& c, int lane, uint32_t flags) const {
   return actor;
 }
 
-Machine::SharedPlace Machine::Shared(const Site& site, Cluster& cluster, uint32_t address, uint32_t bytes,
+Machine::SharedPlace Machine::Shared(const Site& site, Cluster& cluster, uint32_t address, uint64_t bytes,
                                      uint32_t align) {
   const uint32_t rank = address >> kRankShift, offset = address & kOffsetMask;
   if (rank >= cluster.ctas.size()) {
@@ -26,8 +26,9 @@ Machine::SharedPlace Machine::Shared(const Site& site, Cluster& cluster, uint32_
   const uint32_t end = kReservedShared + options_.shared_bytes;
   if (offset < kReservedShared || offset + bytes > end) {
     Fail("out-of-bounds", site,
-         Text("%u bytes at byte %d of shared memory, of which the launch has %u", bytes,
-              static_cast<int>(offset) - static_cast<int>(kReservedShared), options_.shared_bytes));
+         Text("%llu bytes at byte %d of shared memory, of which the launch has %u",
+              static_cast<unsigned long long>(bytes), static_cast<int>(offset) - static_cast<int>(kReservedShared),
+              options_.shared_bytes));
   }
   if (offset % align != 0) {
     Fail("misaligned", site, Text("shared address %#x is not a multiple of %u", address, align));
@@ -39,6 +40,15 @@ Machine::SharedPlace Machine::Shared(const Site& site, Cluster& cluster, uint32_
               offset - kReservedShared));
   }
   return {&cta, offset};
+}
+
+// .shared and .shared::cta are the window of a thread's own CTA.
+void Machine::CheckWindow(const Context& c, const Site& site, const SharedPlace& place) {
+  if (!c.instr.has(k_own_shared) || place.cta == c.warp.cta) return;
+  Fail("out-of-bounds", site,
+       Text("byte %u of shared memory of CTA rank %u: .shared::cta reaches the CTA's own, .shared::cluster that of "
+            "others",
+            place.offset - kReservedShared, place.cta->rank));
 }
 
 void Machine::ReadShared(const Site& site, Cta& cta, uint32_t offset, uint32_t bytes, const Actor& actor, void* to) {
@@ -199,6 +209,7 @@ void Machine::LoadStore(Context& c) {
     if (loads) {
       if (space == Space::shared) {
         const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(address), bytes, bytes);
+        CheckWindow(c, site, place);
         // Members of a vector that go nowhere are not read: their bytes may hold nothing.
         const uint32_t used = i.extra == 0 ? ~0u : static_cast<uint32_t>(i.extra);
         bool all = true;
@@ -245,6 +256,7 @@ void Machine::LoadStore(Context& c) {
     Publish(c, lanes == c.mask ? 1u << l : c.mask, address, false);
     if (space == Space::shared) {
       const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(address), bytes, bytes);
+      CheckWindow(c, site, place);
       WriteShared(site, *place.cta, place.offset, bytes, actor, data);
     } else {
       if (address % bytes != 0) {
@@ -269,6 +281,7 @@ void Machine::Matrix(Context& c) {
   SharedPlace all[32];  // before a result takes the place of an address
   for (int owner = 0; owner < 8 * i.count; ++owner) {
     all[owner] = Shared(site, cluster, static_cast<uint32_t>(Address(c, address_at, owner)), 16, 16);
+    CheckWindow(c, site, all[owner]);
   }
   for (int j = 0; j < i.count; ++j) {
     uint16_t rows[8][8];

@@ -171,6 +171,7 @@ void Machine::MbarrierArrive(Context& c) {
     lane_site.lanes = 1u << l;
     Mbarrier& barrier = Barrier(lane_site, cluster, static_cast<uint32_t>(Address(c, address_at, l)), &place);
     if (options_.races) CheckBarrierUse(lane_site, barrier, c.warp.lanes[l], false, place.offset);
+    CheckWindow(c, lane_site, place);
     const uint32_t value = static_cast<uint32_t>(Value(c, address_at + 1, l));
     const uint64_t state = barrier.phase;
     if (options_.races && place.cta != c.warp.cta) {
@@ -300,8 +301,9 @@ Step Machine::BarSync(Context& c, bool waits) {
   NamedBarrier& barrier = cta.named[id];
   if (!c.fragment.arrived) {
     if (!Converged(c, ~0u)) return Step::kBlocked;
+    const bool of_all = c.instr.operands == 1;
     uint32_t expected = 0;
-    if (c.instr.operands > 1) {
+    if (!of_all) {
       expected = static_cast<uint32_t>(Value(c, 1, lane));
       if (expected % 32 != 0 || expected == 0) {
         Fail("protocol", site, Text("named barrier %u for %u threads: not a multiple of 32", id, expected));
@@ -309,6 +311,7 @@ Step Machine::BarSync(Context& c, bool waits) {
     } else {
       for (const Warp& other : cta.warps) expected += other.done() ? 0 : 32;
     }
+    barrier.of_all = of_all && (barrier.arrived == 0 || barrier.of_all);
     if (barrier.arrived != 0 && barrier.expected != expected) {
       Fail("protocol", site,
            Text("named barrier %u is for %u threads here, and for %u where others arrived", id, expected,
@@ -326,14 +329,7 @@ Step Machine::BarSync(Context& c, bool waits) {
     if (barrier.arrived > expected) {
       Fail("protocol", site, Text("more threads at named barrier %u than its %u", id, expected));
     }
-    if (barrier.arrived == expected) {
-      barrier.arrived = 0;
-      ++barrier.generation;
-      if (options_.races) {
-        Join(barrier.complete, barrier.current);
-        barrier.current.Clear();
-      }
-    }
+    FinishNamedPhase(barrier);
   }
   if (waits && barrier.generation == c.fragment.wait.value) {
     c.fragment.wait = {Wait::kNamedBarrier, &cta, id, barrier.generation};
@@ -345,6 +341,15 @@ Step Machine::BarSync(Context& c, bool waits) {
     if (options_.timeline && barrier.time > warp.time) warp.time = barrier.time;
   }
   return Step::kNext;
+}
+
+void Machine::FinishNamedPhase(NamedBarrier& barrier) {
+  if (barrier.arrived == 0 || barrier.arrived != barrier.expected) return;
+  barrier.arrived = 0;
+  ++barrier.generation;
+  if (!options_.races) return;
+  Join(barrier.complete, barrier.current);
+  barrier.current.Clear();
 }
 
 void Machine::ClusterArrive(Context& c) {
@@ -370,13 +375,16 @@ void Machine::ClusterArrive(Context& c) {
   FinishClusterPhase(cluster);
 }
 
-// Warps that have ended are not waited for.
+// Warps that have ended are not waited for. They may have arrived before.
 void Machine::FinishClusterPhase(Cluster& cluster) {
-  uint32_t alive = 0;
+  if (cluster.arrived_warps == 0) return;
+  uint32_t expected = 0;
   for (const auto& cta : cluster.ctas) {
-    for (const Warp& other : cta->warps) alive += !other.done();
+    for (const Warp& other : cta->warps) {
+      expected += !other.done() || (other.cluster_arrived && other.cluster_generation == cluster.generation);
+    }
   }
-  if (cluster.arrived_warps == 0 || cluster.arrived_warps != alive) return;
+  if (cluster.arrived_warps != expected) return;
   cluster.arrived_warps = 0;
   ++cluster.generation;
   cluster.time = now_ + costs.barrier;

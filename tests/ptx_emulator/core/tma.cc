@@ -220,7 +220,8 @@ void Machine::TmaLoad(Context& c) {
     const uint64_t bytes = map.BoxBytes();
     const int barrier_at = 2 + i.count;
     const uint32_t to = static_cast<uint32_t>(Address(c, 0, lane));
-    const SharedPlace place = Shared(site, cluster, to, static_cast<uint32_t>(bytes), 128);
+    const SharedPlace place = Shared(site, cluster, to, bytes, 128);
+    CheckWindow(c, site, place);
     SharedPlace barrier_place;
     Barrier(site, cluster, static_cast<uint32_t>(Address(c, barrier_at, lane)), &barrier_place);
     std::vector<Cta*> targets = {place.cta};
@@ -278,8 +279,8 @@ void Machine::TmaStore(Context& c) {
   if (map.rank != i.count) Fail("protocol", site, Text("the tensor map has rank %d", map.rank));
   std::array<int32_t, 5> coords{};
   for (int d = 0; d < i.count; ++d) coords[d] = static_cast<int32_t>(Value(c, 1 + d, lane));
-  const SharedPlace place = Shared(site, cluster, static_cast<uint32_t>(Address(c, 1 + i.count, lane)),
-                                   static_cast<uint32_t>(map.BoxBytes()), 128);
+  const SharedPlace place =
+      Shared(site, cluster, static_cast<uint32_t>(Address(c, 1 + i.count, lane)), map.BoxBytes(), 128);
   if (place.cta != c.warp.cta) Fail("protocol", site, "a store from the shared memory of another CTA");
   for (int d = 0; d < i.count; ++d) {
     if (coords[d] < 0) Fail("out-of-bounds", site, Text("a store to coordinate %d: an H200 stops at those", coords[d]));

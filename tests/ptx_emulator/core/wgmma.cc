@@ -9,10 +9,12 @@ namespace ptx {
 
 void Machine::CheckAccumulators(Context& c) {
   Warp& warp = c.warp;
-  if (warp.in_flight.empty()) {
-    // A compiler may put the zeros of a new tile behind the fence: only what reads or computes counts.
-    if (c.instr.op() != Op::mov) warp.fence_needed = true;
-    return;
+  // A compiler may put the zeros of a new tile behind the fence: only what reads or computes counts.
+  if (c.instr.op() != Op::mov) {
+    warp.touched.resize(static_cast<size_t>(program_.register_bytes) / 32);
+    for (int o = 0; o < c.instr.operands; ++o) {
+      if (c.operands[o].kind == kRegister) warp.touched[static_cast<size_t>(c.operands[o].place) / 32] = 1;
+    }
   }
   for (const Warp::InFlight& product : warp.in_flight) {
     const Instr& mma = program_.instructions[product.pc];
@@ -44,7 +46,11 @@ void Machine::WgmmaIssue(Context& c) {
          Text("an accumulator of the wgmma of line %d is used, and no wgmma.wait_group follows before the next product",
               warp.early_line));
   }
-  if (warp.fence_needed) {
+  bool fence_needed = warp.fence_needed;
+  for (int j = 0; j < i.count / 2 && !warp.touched.empty(); ++j) {
+    fence_needed = fence_needed || warp.touched[static_cast<size_t>(c.operands[j].place) / 32];
+  }
+  if (fence_needed) {
     Fail("protocol", site, "no wgmma.fence since the accumulators were last used by other instructions");
   }
   const size_t group = static_cast<size_t>(warp.id) / 4;
