@@ -50,8 +50,8 @@ def ragged_dot(
       lhs: (m, k) array.
       rhs: (g, k, n) array of weights, or (g, n, k) with `transpose_rhs`. Both are read in place.
       group_sizes: (g,) integers. Negative sizes count as 0, and rows past m are cut off.
-      precision: as in `jax.lax.dot`. Sums are kept in float32 for floats (float64 for float64) and in
-        32 or 64 bits for integers, always.
+      precision: as in `jax.lax.dot`, by default that of `jax.default_matmul_precision`. Sums are kept in float32 for
+        floats (float64 for float64) and in 32 or 64 bits for integers, always.
       preferred_element_type: dtype of the result; by default what `jax.lax.dot_general` gives.
       group_offset: integer, () or (1,) shaped: rhs holds only the groups from this one on, of the
         len(group_sizes) ones. Rows of groups that rhs does not hold are zeros. Default 0.

@@ -110,9 +110,13 @@ def check_bias(bias: ArrayLike, shape: tuple[int, int]) -> jax.Array:
 def canonical_precision(precision: Any) -> Any:
     """The precision as a hashable value: None, a lax.Precision, an algorithm, or a pair of them.
 
+    As for `jax.lax.dot`, None is what `jax.default_matmul_precision` says where the call is traced: gradients keep it.
+
     Raises:
       ValueError: for a name that `jax.lax.dot` does not know.
     """
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # JAX adds it
     if isinstance(precision, tuple | list):
         return tuple(canonical_precision(one) for one in precision)
     if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:

@@ -121,9 +121,9 @@ def _columns(call: Call, operands: Operands) -> dict[str, int]:
 
 
 def _may_round_float32(call: Call) -> bool:
-    """Whether products of float32 may be those of TensorFloat-32, which is what the default precision says."""
+    """Whether products of float32 may be those of TensorFloat-32: of GPUs, `lax.Precision` says so up to HIGH."""
     precisions = call.precision if isinstance(call.precision, tuple) else (call.precision,)
-    return all(precision in {None, lax.Precision.DEFAULT} for precision in precisions)
+    return all(precision in {None, lax.Precision.DEFAULT, lax.Precision.HIGH} for precision in precisions)
 
 
 def _kernel_dtypes(call: Call, operands: Operands) -> tuple[np.dtype, np.dtype]:

@@ -147,17 +147,17 @@ def test_each_architecture_has_its_configurations() -> None:
         assert set(known.candidates(Product.FORWARD)) <= set(architectures.candidates(Product.FORWARD))
 
 
-@pytest.mark.parametrize("precision", [None, "highest"])
+@pytest.mark.parametrize("precision", [None, cute.lax.Precision.HIGH, cute.lax.Precision.HIGHEST], ids=str)
 def test_float32_is_multiplied_as_tf32_where_the_precision_allows_it(
-    precision: str | None, monkeypatch: pytest.MonkeyPatch
+    precision: cute.lax.Precision | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operands = Operands(jnp.zeros((8, 16)), jnp.zeros((2, 16, 16)), jnp.zeros(2, jnp.int32), jnp.int32(0))
-    call = Call(Product.FORWARD, F32, 2, None if precision is None else cute.lax.Precision.HIGHEST, None)
+    call = Call(Product.FORWARD, F32, 2, precision, None)
     monkeypatch.setattr(cute.Targets, "unavailable", lambda self, spec, arch: None)
     assert "float32" in str(cute.unsupported(call, operands, cute.Targets(("sm_90a",))))
     assert "float32" in str(cute.unsupported(call, operands, cute.Targets(("sm_90a", ARCH))))
     reason = cute.unsupported(call, operands, cute.Targets((ARCH,)))
-    assert reason is None if precision is None else "HIGHEST" in str(reason)
+    assert "HIGHEST" in str(reason) if precision is cute.lax.Precision.HIGHEST else reason is None
 
 
 # ---- compiled ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -34,13 +35,15 @@ def call_of(**changes: Any) -> tuple[Call, Operands]:
 
 
 @pytest.fixture
-def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs can be lowered for a GPU, though not run."""
     monkeypatch.setattr(cute, "_architecture", lambda: "sm_90a")
     monkeypatch.setattr(objects, "unavailable", lambda spec, arch, runs_here: None)
     monkeypatch.setattr(objects, "ensure", objects.key)
     monkeypatch.setattr(objects, "load", lambda spec, arch: (objects.key(spec, arch), b"\x7fELF\0object\xff"))
     jax.clear_caches()
+    with jax.default_matmul_precision(None):  # it is "highest" on a machine with a GPU: see conftest.py
+        yield
 
 
 @pytest.mark.usefixtures("pretended_gpu")

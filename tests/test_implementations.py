@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax import export
+from jax import export, lax
 from test_ragged_dot import everything, normal
 
 import jax_ggemm
@@ -45,6 +45,36 @@ def test_an_object_with_the_interface_runs_all_three_products() -> None:
     oracle.assert_close(d_lhs, oracle.d_lhs(ct, RHS, SIZES), SIZES)
     oracle.assert_close(d_rhs, oracle.d_rhs(LHS, ct, SIZES, 3))
     assert set(recorder.calls) == {("dlhs", 0), ("drhs", 0), ("forward", 0)}
+
+
+class Precisions(Recorder):
+    """Records what precision each product is asked for."""
+
+    def __call__(self, call: Any, operands: Any) -> jax.Array:
+        self.calls.append(call.precision)
+        return xla.grouped_product(call, operands)
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "seen"),
+    [
+        (None, None, None),
+        ("highest", None, lax.Precision.HIGHEST),
+        ("tensorfloat32", None, lax.Precision.HIGH),
+        ("F32_F32_F32", None, lax.DotAlgorithmPreset.F32_F32_F32),
+        ("highest", "default", lax.Precision.DEFAULT),
+    ],
+)
+def test_a_call_without_precision_takes_the_default_one(default: str | None, given: str | None, seen: Any) -> None:
+    """As in `jax.lax`; and its gradients have it, though they are formed elsewhere."""
+    recorder = Precisions()
+    product = functools.partial(jax_ggemm.ragged_dot, precision=given, implementation=recorder)
+    with jax.default_matmul_precision(default):
+        _, pullback = jax.vjp(lambda lhs, rhs: product(lhs, rhs, jnp.asarray(SIZES)), LHS, RHS)
+    with jax.default_matmul_precision("high"):
+        pullback(jnp.ones((14, 7)))
+    assert set(recorder.calls) == {seen}
+    assert len(recorder.calls) >= 3
 
 
 def test_an_object_sees_a_vmap_as_batch_axes() -> None:
