@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_ggemm
-from jax_ggemm import binding, cute, native, objects, tuned
+from jax_ggemm import arguments, binding, cute, native, objects, tuned
 from jax_ggemm.products import Call, Operands, Product
 from jax_ggemm.shapes import operand_shapes
 
@@ -60,9 +60,11 @@ def choose(product: Product, m: int, k: int, n: int, groups: int, dtype: np.dtyp
     ]
     operands = Operands(*arrays)  # only types are read
 
+    precision = arguments.canonical_precision(None)
+
     def refusal(name: str) -> str | None:
         try:
-            binding.choose(Call(product, dtype, groups, None, name), operands)
+            binding.choose(Call(product, dtype, groups, precision, name), operands)
         except NotImplementedError as error:
             return str(error).partition("cannot take this call: ")[2] or str(error)
         platform = _PLATFORMS.get(name, jax.default_backend())

@@ -32,6 +32,12 @@ def test_a_dtype_that_only_plain_jax_takes(capsys: pytest.CaptureFixture[str]) -
     assert "not 'cpu': lhs has dtype int32" in text
 
 
+def test_the_default_precision_is_that_of_the_call() -> None:
+    with jax.default_matmul_precision("F32_F32_F32"):
+        assert "not 'cpu': precision" in info.report(64, 64, 64, 2, "float32")
+    assert "takes 'cpu'" in info.report(64, 64, 64, 2, "float32")
+
+
 def test_the_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
         raise ImportError("the compiled library libjax_ggemm.so is missing: install it")
