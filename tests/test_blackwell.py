@@ -86,6 +86,7 @@ def test_results_that_are_staged_cost_a_stage() -> None:
         {"swapped": True, "varying": True, "tile_m": 48},
         {"swapped": True, "varying": True, "tile_n": 512},
         {"tile_m": 64, "tile_n": 128, "staged": True},
+        {"swapped": True, "varying": True, "tile_m": 16, "tile_n": 128, "stages": 49, "weight_k_tiles": 2},
         {"multicast": 3},
         {"swapped": True, "tile_n": 128, "multicast": 2},
     ],

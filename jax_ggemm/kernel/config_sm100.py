@@ -22,6 +22,9 @@ LEAST_TMEM_COLUMNS = 32
 FIXED_BYTES = 1024
 """Room for the barriers, the ring of work tiles, and the answer of who asks for them, before the first operand tile."""
 
+_OTHER_FIXED_BYTES = 256
+"""Of these, at most: all but the barriers of stages."""
+
 STAGING_ROWS = 32
 STAGING_COLUMNS = 64
 STAGING_BUFFERS = 2
@@ -105,6 +108,11 @@ class Sm100Config:
             raise ValueError(f"tiles of {self.tile_n} columns have an accumulator of one part")
         if self.staged and self.rows_of_warp != STAGING_ROWS:
             raise ValueError(f"no kernel that stages results in shared memory for tiles of {self.tile_m} rows")
+        if self.stage_barrier_bytes > FIXED_BYTES - _OTHER_FIXED_BYTES:
+            raise ValueError(
+                f"barriers of {self.stages} stages and {self.weight_stages} of weights have {self.stage_barrier_bytes} "
+                f"bytes, more than {FIXED_BYTES - _OTHER_FIXED_BYTES}"
+            )
         if min(self.stages, self.weight_stages) < 2 or self.shared_memory_bytes > SMEM_BYTES:
             raise ValueError(
                 f"{self.stages} stages of {self.stage_bytes} bytes and {self.weight_stages} of "
@@ -155,6 +163,11 @@ class Sm100Config:
     def weight_stage_bytes(self) -> int:
         """Bytes of one stage of the right operand in one block."""
         return self.tile_n // self.blocks * K_TILE_BYTES * self.weight_k_tiles
+
+    @property
+    def stage_barrier_bytes(self) -> int:
+        """Bytes of the barriers of all stages, in one block."""
+        return 8 * (2 * self.stages + self.weight_stages)
 
     @property
     def shared_memory_bytes(self) -> int:
