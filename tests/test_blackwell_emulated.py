@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 from typing import Any
 
 import jax
@@ -33,6 +32,7 @@ pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 from cutlass import cute
 from ptx_emulator import kernels
 from ptx_emulator.testbeds.tcgen05_gemm import Tcgen05Gemm
+from ptx_mutations.blackwell_text import out_of_order
 
 pytestmark = pytest.mark.emulator
 
@@ -118,8 +118,8 @@ def cases() -> list[tuple[config.KernelSpec, str]]:
 TAKEN = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
     for product in Product
-    # By default, those of tests/test_blackwell.py and one more.
-    for candidate in (DYNAMIC if FULL else [DYNAMIC[(1, 4, 3)[list(Product).index(product)]]])
+    # By default, those of tests/test_blackwell.py and tests/test_ptx_mutations.py.
+    for candidate in (DYNAMIC if FULL else [DYNAMIC[(1, 3, 3)[list(Product).index(product)]]])
     if product.rows_are_ragged or not candidate.swapped
 ]
 SWITCHED = [
@@ -128,6 +128,37 @@ SWITCHED = [
     for candidate in (SWITCHES if FULL else SWITCHES[list(Product).index(product) :: 4])
     if product.rows_are_ragged or not candidate.swapped
 ]
+STAGED = [candidate for candidate in SWITCHES if candidate.staged]
+BOTH = [dataclasses.replace(candidate, dynamic=True) for candidate in STAGED]
+
+
+def mixed() -> list[tuple[config.KernelSpec, str, int]]:
+    """(kernel, histogram, batch): tiles that are asked for, staged results, and both, with what else there is."""
+    every = [
+        config.KernelSpec(product, dtype, out, product.rows_are_ragged, candidate)
+        for dtype, out, candidates in (
+            (BF16, BF16, [*DYNAMIC, *STAGED, *BOTH]),
+            (F16, F16, [*DYNAMIC, *STAGED, *BOTH]),
+            (F32, F32, DYNAMIC),  # their results are never staged
+            (F16, F32, BOTH),  # nor are these
+        )
+        for candidate in candidates
+        for product in Product
+        if product.rows_are_ragged or not candidate.swapped
+    ]
+    if FULL:
+        places = ((i, spec, j, name) for i, spec in enumerate(every) for j, name in enumerate(HISTOGRAMS))
+        return [(spec, name, 1 + (i + j) % 2) for i, spec, j, name in places]
+    return [
+        (config.KernelSpec(Product.FORWARD, F16, F16, True, BOTH[0]), "tails", 2),
+        (config.KernelSpec(Product.FORWARD, F16, F16, True, BOTH[0]), "offset", 1),
+        (config.KernelSpec(Product.DLHS, F32, F32, True, DYNAMIC[1]), "offset_negative", 2),
+        (config.KernelSpec(Product.DLHS, F32, F32, True, DYNAMIC[1]), "rows_of_no_group", 1),
+        (config.KernelSpec(Product.DRHS, BF16, BF16, False, DYNAMIC[3]), "offset", 2),
+        (config.KernelSpec(Product.DRHS, BF16, BF16, False, STAGED[0]), "too_many_rows", 2),
+    ]
+
+
 IN_BF16 = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
     for product in Product
@@ -138,7 +169,9 @@ IN_BF16 = [
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """All kernels of this file, compiled in one process."""
-    kernels.compile_all([*shipped(), *SWITCHED, *TAKEN, *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH)
+    kernels.compile_all(
+        [*shipped(), *SWITCHED, *TAKEN, *(spec for spec, _, _ in mixed()), *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH
+    )
 
 
 def name(value: Any) -> str | None:
@@ -148,11 +181,22 @@ def name(value: Any) -> str | None:
     c = value.config
     rings = f"{c.stages}-{c.weight_k_tiles}x{c.weight_stages}"
     dtypes = f"{value.in_dtype}-{value.out_dtype}{'-bias' * value.has_bias}"
-    return f"{value.product.value}-{dtypes}-{c.tile_m}x{c.tile_n}-{rings}"
+    switches = "-dynamic" * c.dynamic + "-staged" * c.staged
+    return f"{value.product.value}-{dtypes}-{c.tile_m}x{c.tile_n}-{rings}{switches}"
 
 
-def operands(spec: config.KernelSpec, groups: Groups, shape: tuple[int, int, int], batch: int = 1) -> dict[str, Any]:
-    """Integers, whose sums are exact, and NaN in rows of no group."""
+def operands(
+    spec: config.KernelSpec, groups: Groups, shape: tuple[int, int, int], batch: int = 1, shared: bool = True
+) -> dict[str, Any]:
+    """Integers, whose sums are exact, and NaN in rows of no group.
+
+    Args:
+      spec: the kernel.
+      groups: their sizes, which each batch element has in another order.
+      shape: (m, k, n).
+      batch: elements.
+      shared: they have the same weights and bias.
+    """
     m, k, n = shape
     rng = np.random.default_rng(len(groups.sizes))
     weights = len(groups.sizes) if groups.weights is None else groups.weights
@@ -161,7 +205,8 @@ def operands(spec: config.KernelSpec, groups: Groups, shape: tuple[int, int, int
         return rng.integers(-4, 5, extents).astype(spec.in_dtype)
 
     lhs = integers(batch, m, n if spec.product is Product.DLHS else k)
-    rhs = integers(1, weights, k, n) if spec.product.rows_are_ragged else integers(batch, m, n)
+    of_weights = 1 if shared else batch
+    rhs = integers(of_weights, weights, k, n) if spec.product.rows_are_ragged else integers(batch, m, n)
     held = oracle.bounds(groups.sizes, m)[-1][1]
     lhs[:, held:] = np.nan
     if spec.product is Product.DRHS:
@@ -169,11 +214,11 @@ def operands(spec: config.KernelSpec, groups: Groups, shape: tuple[int, int, int
     arrays = {
         "lhs": lhs,
         "rhs": rhs,
-        "group_sizes": np.array([groups.sizes] * batch, np.int32),
+        "group_sizes": np.array([np.roll(groups.sizes, i) for i in range(batch)], np.int32),
         "group_offset": np.full(batch, groups.offset, np.int32),
     }
     if spec.has_bias:
-        arrays["bias"] = integers(1, weights, n if spec.product is Product.FORWARD else k).astype(F32)
+        arrays["bias"] = integers(of_weights, weights, n if spec.product is Product.FORWARD else k).astype(F32)
     return arrays
 
 
@@ -186,19 +231,25 @@ def expected(spec: config.KernelSpec, arrays: dict[str, Any], groups: Groups) ->
             weights = len(groups.sizes) if groups.weights is None else groups.weights
             value = oracle.d_rhs(lhs, arrays["rhs"][i], sizes, weights, groups.offset).value
         else:
-            rhs = arrays["rhs"][0]
+            rhs = arrays["rhs"][i % len(arrays["rhs"])]
             rhs = rhs if spec.product is Product.FORWARD else np.swapaxes(rhs, 1, 2)
-            bias = arrays["bias"][0] if spec.has_bias else None
+            bias = arrays["bias"][i % len(arrays["bias"])] if spec.has_bias else None
             value = oracle.forward(lhs, rhs, sizes, groups.offset, bias).value
         results.append(value)
     return np.stack(results).astype(spec.out_dtype)
 
 
 def check(
-    spec: config.KernelSpec, groups: Groups, shape: tuple[int, int, int], *, seed: int = 0, batch: int = 1
+    spec: config.KernelSpec,
+    groups: Groups,
+    shape: tuple[int, int, int],
+    *,
+    seed: int = 0,
+    batch: int = 1,
+    shared: bool = True,
 ) -> Any:
     """Emulates a kernel, and compares bit for bit."""
-    arrays = operands(spec, groups, shape, batch)
+    arrays = operands(spec, groups, shape, batch, shared)
     want = expected(spec, arrays, groups)
     got, report = kernels.run(spec, ARCH, arrays, want.shape, multiprocessors=2 + 2 * (seed % 2), seed=seed)
     np.testing.assert_array_equal(got, want)
@@ -224,16 +275,6 @@ def test_tiles_that_are_asked_for(spec: config.KernelSpec, histogram: str) -> No
         check(spec, HISTOGRAMS[histogram], (M, 200, 520), seed=seed)
 
 
-def out_of_order(ptx: str, blocks: int) -> str:
-    """A kernel for whom neighbouring clusters have changed places, two by two."""
-    first = re.compile(r"(mov\.u32\s+(%r\d+), %ctaid\.x;)")
-    taken = re.compile(r"(@taken clusterlaunchcontrol\.query_cancel\.get_first_ctaid\S+ (%r\d+), answer;)")
-    for pattern, guard in ((first, ""), (taken, "@taken ")):
-        ptx, found = pattern.subn(rf"\1 {guard}xor.b32 \2, \2, {blocks};", ptx)
-        assert found
-    return ptx
-
-
 @pytest.mark.parametrize("spec", TAKEN, ids=name)
 def test_tiles_come_in_any_order(spec: config.KernelSpec) -> None:
     kernel = kernels.compiled(spec, ARCH)
@@ -248,6 +289,13 @@ def test_tiles_come_in_any_order(spec: config.KernelSpec) -> None:
     launch, _ = kernel.launch(arguments, memory, ptx=out_of_order(kernel.ptx, blocks))
     assert launch.grid[0] % (2 * blocks) == 0
     np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize(("spec", "histogram", "batch"), mixed(), ids=name)
+def test_tiles_that_are_asked_for_and_staged_results(spec: config.KernelSpec, histogram: str, batch: int) -> None:
+    at = list(HISTOGRAMS).index(histogram)
+    shape = (M, *COLUMNS[at % len(COLUMNS)])
+    check(spec, HISTOGRAMS[histogram], shape, seed=at, batch=batch, shared=False)
 
 
 @pytest.mark.parametrize("seed", range(20 if FULL else 3))

@@ -428,8 +428,30 @@ def test_an_accumulator_that_is_used_early_is_a_warning() -> None:
 # ---- clusters ----
 
 
-def test_a_cluster_that_has_not_started_is_taken() -> None:
-    # The first cluster takes the others one by one, and writes each one's number plus one.
+_DECODE = "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r5, %q;"
+
+
+def taking(
+    resident: int = 1,
+    decode: str = f"@!%p2 bra DONE; {_DECODE}",
+    fence: str = "fence.proxy.async.shared::cta;",
+    done: str = "",
+) -> tuple[set[str], list[int]]:
+    """The clusters that run take the others one by one, and write each one's number plus one.
+
+    Args:
+      resident: clusters that run at a time.
+      decode: an answer, when %p2 says whether it names a cluster.
+      fence: behind that.
+      done: what comes after the last answer.
+
+    Returns:
+      The faults' kinds, and what was written.
+    """
+    ask = """
+  mbarrier.arrive.expect_tx.shared.b64 %rd7, [%r2+1024], 16;
+  clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2], [%r2+1024];
+"""
     text = HEAD.format(
         target="sm_100a",
         body=f"""
@@ -441,28 +463,42 @@ NEXT:
   mul.wide.u32 %rd6, %r5, 4; add.s64 %rd6, %rd2, %rd6;
   add.u32 %r7, %r5, 1;
   st.global.u32 [%rd6], %r7;
-  mbarrier.arrive.expect_tx.shared.b64 %rd7, [%r2+1024], 16;
-  clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2], [%r2+1024];
+  {ask}
   {wait("%r2+1024", 0, "W").replace(", 0,", ", %r6,")}
   xor.b32 %r6, %r6, 1;
   ld.shared.v2.b64 {{%rd8, %rd9}}, [%r2];
   mov.b128 %q, {{%rd8, %rd9}};
   clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q;
-  @!%p2 bra DONE;
-  clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r5, %q;
-  fence.proxy.async.shared::cta;
+  {decode}
+  {fence}
   bra NEXT;
 DONE:
+  {done.format(ask=ask)}
 """,
     ).replace(".reg .pred", ".reg .b128 %q; .reg .pred")
     y = np.zeros(9, np.uint32)
     memory = Memory()
     memory.add("y", y, writable=True)
     launch = Launch(grid=(9, 1, 1), block=(1, 1, 1), shared_bytes=4096, params=[0, y.ctypes.data])
-    for resident in (1, 3):
-        y[:] = 0
-        emulate(text, launch, memory, checks=Checks(resident_clusters=resident))
-        assert y.tolist() == list(range(1, 10))
+    report = emulate(text, launch, memory, checks=Checks(resident_clusters=resident), raises=False)
+    return {fault.kind for fault in report.faults}, y.tolist()
+
+
+@pytest.mark.parametrize("resident", [1, 3])
+def test_a_cluster_that_has_not_started_is_taken(resident: int) -> None:
+    assert taking(resident) == (set(), list(range(1, 10)))
+
+
+def test_an_answer_is_read_before_the_next_one_is_written() -> None:
+    assert taking(fence="")[0] == {"race"}
+
+
+def test_an_answer_that_names_no_cluster_has_no_number() -> None:
+    assert taking(decode=_DECODE + "@!%p2 bra DONE;")[0] == {"protocol"}
+
+
+def test_nobody_asks_again_after_an_answer_that_names_no_cluster() -> None:
+    assert taking(done="fence.proxy.async.shared::cta; {ask}")[0] == {"protocol"}
 
 
 # ---- tensor memory ----

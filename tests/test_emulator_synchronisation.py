@@ -103,6 +103,23 @@ def test_a_proxy_fence_is_for_its_space(fence: str, shared: bool, global_: bool)
     assert kinds_of(_loaded_again(fence)) == [set() if global_ else {"race"}] * 8
 
 
+def _loaded_over(fence: str) -> str:
+    """Loads shared memory, reads it, and loads over it."""
+    load = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 128, [%r2+1024];"
+    again = only("mbarrier.arrive.expect_tx.shared.b64 _, [%r2+1024], 128;" + load, 1)
+    first = _LOAD + wait("%r2+1024", 0, "V") + _READ
+    return first + f"{fence} bar.warp.sync -1; {again}" + wait("%r2+1024", 1, "W")
+
+
+@pytest.mark.parametrize(
+    ("fence", "right"),
+    [("async", True), ("async.shared::cta", True), ("async.global", False), ("", False)],
+)
+def test_a_read_is_before_an_asynchronous_write_where_a_fence_is_between(fence: str, right: bool) -> None:
+    text = f"fence.proxy.{fence};" if fence else ""
+    assert kinds_of(_loaded_over(text)) == [set() if right else {"race"}] * 8
+
+
 @pytest.mark.parametrize(
     ("fence", "right"), [("shared::cluster", True), ("shared::cta", False), ("global", False), ("", True)]
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.schedule import RING_DEPTH
+from jax_ggemm.kernel.schedule import FIELDS, RING_DEPTH
 from ptx_mutations.kernel_text import KernelText
 
 
@@ -15,6 +17,10 @@ class BlackwellText(KernelText):
         # As in `Storage` of kernel/sm100.py.
         barriers = {"stage_full": stages, "stage_empty": stages, "weights_empty": 8 * config.weight_stages}
         barriers |= {"slot_full": slots, "slot_empty": slots, "ring_full": ring, "ring_empty": ring}
+        if config.dynamic:
+            # Work tiles, from a multiple of 16 on, and the address of tensor memory are between.
+            barriers["none"] = -sum(barriers.values()) % 16 + 4 * FIELDS * RING_DEPTH + 4
+            barriers |= {"answered": 8, "ready": 8}
         super().__init__(ptx, barriers)
         self.config = config
 
@@ -52,3 +58,13 @@ class BlackwellText(KernelText):
     def tell_one_block(self, commit: int) -> None:
         """Lets a commit to both blocks of a pair arrive at the first one alone."""
         self.substitute(self.find(rf"mov\.b16\s+{self.last_operand(commit)}, 3;", self.products), r"3;", "1;")
+
+
+def out_of_order(ptx: str, blocks: int) -> str:
+    """A dynamic kernel for which neighbouring clusters have changed places, two by two: their number must be even."""
+    first = re.compile(r"(mov\.u32\s+(%r\d+), %ctaid\.x;)")
+    taken = re.compile(r"(@taken clusterlaunchcontrol\.query_cancel\.get_first_ctaid\S+ (%r\d+), answer;)")
+    for pattern, guard in ((first, ""), (taken, "@taken ")):
+        ptx, found = pattern.subn(rf"\1 {guard}xor.b32 \2, \2, {blocks};", ptx)
+        assert found
+    return ptx

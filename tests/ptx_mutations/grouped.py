@@ -32,6 +32,8 @@ class Problem:
     n: int = 136
     sizes: tuple[int, ...] = (256, 0, 40, 1, 100)
     blocks: int = 2
+    resident: int = 2
+    """Clusters that run at a time."""
     note: str = ""
     """What sets it apart from another one of the same kernel."""
 
@@ -111,6 +113,7 @@ class GroupedBed:
             memory.add(name, array)
         memory.add("result", result, writable=True, initialised=False)
         arguments = kernels.arguments(self.spec, self._arrays, result, self.problem.blocks)
-        _, report = self._kernel.launch(arguments, memory, ptx=ptx, seed=seed, checks=Checks(races=races), raises=False)
+        checks = Checks(races=races, resident_clusters=self.problem.resident)
+        _, report = self._kernel.launch(arguments, memory, ptx=ptx, seed=seed, checks=checks, raises=False)
         # Zeros of either sign are the same result; what was never written is NaN.
         return Outcome(report, int(np.count_nonzero(result[0] != self._expected)))

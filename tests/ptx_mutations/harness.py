@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ptx_emulator import Report
 
 from ptx_mutations.mutation import WRONG, Mutation
+from ptx_mutations.no_faults import NO_FAULTS
 from ptx_mutations.text import Text
 
 
@@ -119,6 +120,8 @@ def table(findings: Sequence[Finding]) -> str:
     for bed in dict.fromkeys(finding.bed for finding in findings):
         lines += ["", f"## {bed}", "", "| mutation | what is wrong | caught by | without races |", "|---|---|---|---|"]
         lines += [_row(finding) for finding in findings if finding.bed == bed]
+    lines += ["", "## No faults", "", "What these kernels could do without, and why it is not tried above:", ""]
+    lines += [f"- {what}. {why}" for what, why in NO_FAULTS]
     return "\n".join(lines) + "\n"
 
 

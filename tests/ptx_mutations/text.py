@@ -103,7 +103,8 @@ class Text:
     def definitions(self, register: str) -> Iterator[str]:
         """The instructions whose first operand a register is."""
         expression = re.compile(rf"^\s*(?:@!?%\w+\s+)?[a-z][\w.:]*\s+{re.escape(register)}\b")
-        return (line.strip() for line in self.lines if expression.search(line))
+        # Looking for the name first is much faster.
+        return (line.strip() for line in self.lines if register in line and expression.search(line))
 
     def constant(self, operand: str) -> int:
         """The constant that a sum of registers adds: of `%r4` or `%r4+8`, what is known to be added to the base."""

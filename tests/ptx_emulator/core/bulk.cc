@@ -177,6 +177,9 @@ void Machine::TryCancel(Context& c) {
   const int lane = __builtin_ctz(c.mask);
   Site site = c.site(*this);
   if (c.mask & (c.mask - 1)) Fail("protocol", site, "several lanes ask for a cluster at once");
+  if (c.warp.cta->refused) {
+    Fail("protocol", site, "a CTA asks for a cluster that has seen already that none is left: this is undefined");
+  }
   const uint32_t to = static_cast<uint32_t>(Address(c, 0, lane)), signal = static_cast<uint32_t>(Address(c, 1, lane));
   const SharedPlace place = Shared(site, cluster, to, 16, 16);
   SharedPlace barrier_place;
@@ -200,6 +203,27 @@ void Machine::TryCancel(Context& c) {
                                Complete(site, cluster, target->rank << kRankShift | barrier_place.offset, op, 16);
                              },
                              site, now_ + costs.barrier});
+  }
+}
+
+// Decodes a response, which is opaque to programs; here it is {x, y, z, whether there is one}.
+void Machine::QueryCancel(Context& c) {
+  const uint64_t* low = Source<uint64_t>(c, 1);
+  const uint64_t* high = low + 32;
+  for (int l = 0; l < 32; ++l) {
+    if (!(c.mask >> l & 1)) continue;
+    const uint64_t words[4] = {low[l] & 0xffffffff, low[l] >> 32, high[l] & 0xffffffff, high[l] >> 32};
+    const bool taken = words[3] & 1;
+    if (c.instr.op() == Op::clc_is_canceled) {
+      c.warp.cta->refused = c.warp.cta->refused || !taken;
+      Put(c, 0, l, taken);
+      continue;
+    }
+    if (!taken) {
+      Fail("protocol", c.site(*this),
+           Text("lane %d decodes the number of a cluster, and none was taken: it is undefined", l));
+    }
+    Put(c, 0, l, words[c.instr.extra]);
   }
 }
 

@@ -347,17 +347,9 @@ Step Machine::Execute(Context& c) {
       TryCancel(c);
       return Step::kNext;
     case Op::clc_is_canceled:
-    case Op::clc_first_ctaid: {
-      // The response is opaque to programs; here it is {x, y, z, whether there is one}.
-      const uint64_t* low = Source<uint64_t>(c, 1);
-      const uint64_t* high = low + 32;
-      for (int l = 0; l < 32; ++l) {
-        if (!(c.mask >> l & 1)) continue;
-        const uint64_t words[4] = {low[l] & 0xffffffff, low[l] >> 32, high[l] & 0xffffffff, high[l] >> 32};
-        Put(c, 0, l, i.op() == Op::clc_is_canceled ? words[3] & 1 : words[i.extra]);
-      }
+    case Op::clc_first_ctaid:
+      QueryCancel(c);
       return Step::kNext;
-    }
     case Op::bra:
     case Op::ret:
       return Step::kNext;  // run by the scheduler

@@ -208,6 +208,7 @@ struct Cta {
   std::vector<uint8_t> shared, shared_written;  // from the start of the window
   std::unique_ptr<Shadow> shadow;
   bool ended = false;                    // all threads have; shared memory is gone
+  bool refused = false;                  // has seen that no cluster is left to take
   uint32_t first_agent = 0, agents = 0;  // its threads
   Access last_use;
   std::vector<Access> uses;  // by agent: the last access to shared memory by others than its threads
@@ -452,6 +453,7 @@ class Machine {
   void CopyBox(const Site& site, Cta& cta, const TensorMap& map, const std::array<int32_t, 5>& coords, uint32_t offset,
                const Actor& reader, const Actor& writer, bool load, int reduce);
   void TryCancel(Context& c);
+  void QueryCancel(Context& c);
 
   // ---- products.cc: operands and arithmetic of both kinds of tensor core ----
   struct Matrix2d {
@@ -471,9 +473,7 @@ class Machine {
   void WgmmaExecute(Warp& warp);
   void CheckAccumulators(Context& c);
 
-  // ---- tcgen05.cc ----
-  Step TcAlloc(Context& c);
-  void TcDealloc(Context& c);
+  // ---- tcgen05.cc: products, copies, completion ----
   struct ScaleFormat {
     int block;           // elements that share a factor
     bool exponent_only;  // ue8m0, otherwise ue4m3
@@ -483,6 +483,11 @@ class Machine {
   void TcMma(Context& c);
   void TcCommit(Context& c);
   void TcCp(Context& c);
+  void EnqueueTensor(Cluster& cluster, Cta& cta, Task task);
+
+  // ---- tmem.cc: allocation, loads and stores ----
+  Step TcAlloc(Context& c);
+  void TcDealloc(Context& c);
   void TcLoadStore(Context& c);
   void TcWait(Context& c);
   void TcFinish(Warp& warp, uint64_t serial);
@@ -491,7 +496,6 @@ class Machine {
   std::vector<Cta*> Pair(const Site& site, Cta& cta, bool pair);
   void TouchTmem(const Site& site, Cta& cta, uint32_t lane, uint32_t lanes, uint32_t column, uint32_t columns,
                  const Actor& actor, bool writes);
-  void EnqueueTensor(Cluster& cluster, Cta& cta, Task task);
 
   const Program& program_;
   Options options_;

@@ -31,11 +31,11 @@ struct Actor {
   const Clocks* clocks = nullptr;
 };
 
-// `fence`: which of the fenced clocks are for the place, or -1 where no fence of the program is for it.
-inline bool Ordered(const Access& before, const Access& now, const Clocks& clocks, bool before_writes,
-                    int fence = kNoProxies) {
+// `fence`: which of the fenced clocks are for the place, or -1 where no fence of the program is for it. An asynchronous
+// access is behind a generic one, be it a write or a read, only where a fence lies between them.
+inline bool Ordered(const Access& before, const Access& now, const Clocks& clocks, int fence = kNoProxies) {
   if (before.cluster != now.cluster) return false;
-  const bool crosses = fence != kNoProxies && before_writes && now.has(kAsync) && !before.has(kAsync);
+  const bool crosses = fence != kNoProxies && now.has(kAsync) && !before.has(kAsync);
   if (crosses && fence < 0) return false;
   const uint32_t* known = (crosses ? clocks.fenced[static_cast<size_t>(fence)] : clocks.seen).data() + before.base;
   if (before.lanes == ~0u) {
@@ -132,17 +132,17 @@ class Shadow {
   void TouchCell(Cell& cell, const Actor& actor, const Access& access, bool writes, const Report& report,
                  uint64_t offset) {
     const Clocks& clocks = *actor.clocks;
-    const auto conflicts = [&](const Access& before, bool before_writes) {
+    const auto conflicts = [&](const Access& before) {
       if (before.lanes == 0 || !(before.bytes() & access.bytes())) return false;
       if (before.has(kAtomic) && access.has(kAtomic)) return false;
-      return !Ordered(before, access, clocks, before_writes, before.base - first_ < agents_ ? of_own_ : of_others_);
+      return !Ordered(before, access, clocks, FenceAfter(before));
     };
-    if (conflicts(cell.write, true)) report(cell.write, true, offset);
+    if (conflicts(cell.write)) report(cell.write, true, offset);
     if (writes) {
-      if (conflicts(cell.read, false)) report(cell.read, false, offset);
+      if (conflicts(cell.read)) report(cell.read, false, offset);
       if (cell.more >= 0) {
         for (const Access& before : more_[cell.more]) {
-          if (conflicts(before, false)) report(before, false, offset);
+          if (conflicts(before)) report(before, false, offset);
         }
         more_[cell.more].clear();
       }
@@ -161,8 +161,11 @@ class Shadow {
     more_[cell.more].push_back(access);
   }
 
+  // Which fence makes what others do here afterwards come later.
+  int FenceAfter(const Access& before) const { return before.base - first_ < agents_ ? of_own_ : of_others_; }
+
   // Whether `now` takes the place of an earlier read, since whoever is ordered behind it is behind both.
-  static bool Absorb(Access& before, const Access& now, const Clocks& clocks) {
+  bool Absorb(Access& before, const Access& now, const Clocks& clocks) const {
     if (before.lanes == 0) {
       before = now;
       return true;
@@ -178,7 +181,7 @@ class Shadow {
       }
       return false;
     }
-    if (before.bytes() == now.bytes() && Ordered(before, now, clocks, false)) {
+    if (before.bytes() == now.bytes() && Ordered(before, now, clocks, FenceAfter(before))) {
       before = now;
       return true;
     }

@@ -39,7 +39,7 @@ void Machine::CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks&
   if (!options_.races) return;
   Access now;
   now.cluster = barrier.init.cluster;
-  if (!Ordered(barrier.init, now, clocks, true)) {
+  if (!Ordered(barrier.init, now, clocks)) {
     Fail("race", site,
          Text("the mbarrier at byte %u is used, and nothing orders its init (line %d) before", offset - kReservedShared,
               program_.instructions[barrier.init.pc()].line));
@@ -437,7 +437,7 @@ void Machine::FenceMbarrierInit(Context& c) {
       for (int l = 0; l < 32; ++l) {
         Access now;
         now.cluster = barrier.init.cluster;
-        if (c.mask >> l & 1 && Ordered(barrier.init, now, c.warp.lanes[l], true)) barrier.init_fenced = true;
+        if (c.mask >> l & 1 && Ordered(barrier.init, now, c.warp.lanes[l])) barrier.init_fenced = true;
       }
     }
   }
