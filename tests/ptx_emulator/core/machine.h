@@ -238,6 +238,7 @@ struct Cluster {
   std::vector<Task> tasks;
   std::vector<std::deque<Task>> queues;  // tensor cores, by CTA
   uint32_t agents = 0;
+  uint32_t first_begun = 0;  // by rank: who knows of it knows that the CTA has begun
   uint32_t first_slot = 0;
   std::array<uint32_t, 64> slot_clocks{};
   uint32_t next_slot = 0;
@@ -407,6 +408,8 @@ class Machine {
   void Release(Warp& warp, uint32_t lanes, Clocks& to);
   void Tick(Warp& warp);
   void Acquire(Warp& warp, uint32_t lanes, const Clocks& from);
+  void TellBegun(const Cluster& cluster, const Clocks& from, Clocks& to) const;
+  void CheckBegun(const Site& site, const Cta& cta, const Clocks& clocks);
   Mbarrier& Barrier(const Site& site, Cluster& cluster, uint32_t address, SharedPlace* place);
   void CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks& clocks, bool async, uint32_t offset);
   void Arrive(const Site& site, Mbarrier& barrier, uint32_t count, uint32_t offset);

@@ -23,6 +23,24 @@ void Machine::Acquire(Warp& warp, uint32_t lanes, const Clocks& from) {
   for (uint32_t left = lanes; left != 0; left &= left - 1) Join(warp.lanes[__builtin_ctz(left)], from);
 }
 
+// What follows a thing that someone did follows his CTA's beginning, also where nothing was released or acquired.
+void Machine::TellBegun(const Cluster& cluster, const Clocks& from, Clocks& to) const {
+  for (uint32_t rank = 0; rank < cluster.ctas.size(); ++rank) {
+    const uint32_t agent = cluster.first_begun + rank;
+    if (from.seen[agent] != 0) to.Know(agent, 1);
+  }
+}
+
+// The CTAs of a cluster are there at the same time, and begin when they like. Until one has, its shared memory may be
+// somebody else's.
+void Machine::CheckBegun(const Site& site, const Cta& cta, const Clocks& clocks) {
+  if (clocks.seen[cta.cluster->first_begun + cta.rank] != 0) return;
+  Fail("protocol", site,
+       Text("CTA (%u, %u, %u) may not have begun: nothing orders that before this access to its shared memory. A barrier "
+            "of the cluster would",
+            cta.id.x, cta.id.y, cta.id.z));
+}
+
 Mbarrier& Machine::Barrier(const Site& site, Cluster& cluster, uint32_t address, SharedPlace* place) {
   *place = Shared(site, cluster, address, 8, 8);
   const auto found = place->cta->barriers.find(place->offset);
@@ -178,6 +196,7 @@ void Machine::MbarrierArrive(Context& c) {
       if (i.has(k_relaxed)) {
         barrier.relaxed = LaneActor(c, l).access;
         barrier.relaxed_phase = barrier.phase;
+        CheckBegun(lane_site, *place.cta, c.warp.lanes[l]);
       } else {
         Use(lane_site, *place.cta, LaneActor(c, l));
       }
@@ -196,6 +215,8 @@ void Machine::MbarrierArrive(Context& c) {
       if (!i.has(k_relaxed)) {
         Release(c.warp, 1u << l, barrier.current);
         released |= 1u << l;
+      } else if (options_.races) {
+        TellBegun(cluster, c.warp.lanes[l], barrier.current);
       }
       const uint32_t count = i.has(k_expect_tx) ? 1 : value;
       if (count == 0 || count >= 1u << 20) Fail("barrier", lane_site, Text("%u arrivals at once", count));
@@ -285,7 +306,11 @@ Step Machine::MbarrierWait(Context& c) {
                 static_cast<long long>(first), static_cast<long long>(complete), History(barrier).c_str()));
     }
     last = complete;
-    if (!c.instr.has(k_relaxed)) Acquire(c.warp, 1u << l, barrier.complete);
+    if (!c.instr.has(k_relaxed)) {
+      Acquire(c.warp, 1u << l, barrier.complete);
+    } else if (options_.races) {
+      TellBegun(cluster, barrier.complete, c.warp.lanes[l]);
+    }
     if (options_.timeline && barrier.time > c.warp.time) c.warp.time = barrier.time;
   }
   return Step::kNext;
@@ -360,6 +385,7 @@ void Machine::ClusterArrive(Context& c) {
   if (warp.cluster_arrived) Fail("protocol", site, "a second arrival at the cluster's barrier without a wait");
   if (options_.races) {
     if (c.instr.has(k_relaxed)) {
+      for (int l = 0; l < 32; ++l) TellBegun(cluster, warp.lanes[l], cluster.barrier_current);
       if (!warp.fences.empty()) {
         for (int l = 0; l < 32; ++l) Join(cluster.barrier_current, warp.fences[l]);
       }

@@ -95,6 +95,11 @@ Step Machine::TcAlloc(Context& c) {
       }
     }
   }
+  if (pair && options_.races) {
+    for (const Cta* cta : Pair(site, *warp.cta, true)) {
+      for (Clocks& clocks : warp.lanes) clocks.Know(warp.cta->cluster->first_begun + cta->rank, 1);
+    }
+  }
   const int base = FindColumns(tmem, columns);
   if (base < 0) {
     c.fragment.wait = {Wait::kTmem, warp.cta, columns, 0};
