@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ptx_emulator import decode_async, decode_basic, decode_memory, decode_tensor, registers
-from ptx_emulator.operands import FLAG, OP, REGISTER, SINK, Decoded, Operands
+from ptx_emulator.operands import ADDRESS, FLAG, OP, REGISTER, SINK, Decoded, Operands
 from ptx_emulator.syntax import UnsupportedInstructionError, split_operands
 
 _GUARD = re.compile(r"@(!?)\s*([%\w$]+)\s+(.*)", re.S)
@@ -87,6 +87,7 @@ class Decoder(Operands):
 
         loads = [fields for fields in kernel.instructions if fields[0] == OP["tc_ld"]]
         loaded = {place for fields in loads for place in own_registers(fields, fields[11])}
+        direct = set(loaded)
         # Moves are names of the same registers to the compiler: they use nothing.
         moving = (OP["mov"], OP["pack"], OP["unpack"])
         for fields in kernel.instructions:
@@ -98,3 +99,9 @@ class Decoder(Operands):
                 fields[13] |= 1 << FLAG["touches_accumulators"]
             if fields[0] not in (*moving, OP["tc_ld"]) and own & loaded:
                 fields[13] |= 1 << FLAG["touches_loads"]
+            results = registers.results(fields[0], fields[11])
+            for i, (kind, place, _, _) in enumerate(kernel.operands[fields[5] : fields[5] + fields[6]]):
+                if kind in (REGISTER, ADDRESS) and place in direct:
+                    fields[13] |= 1 << FLAG["names_loads"]
+                    how = registers.WRITES_LOADED if i < results else registers.READS_LOADED
+                    kernel.tracked[fields[5] + i] = kernel.tracked.get(fields[5] + i, 0) | how

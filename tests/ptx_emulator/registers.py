@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ptx_emulator.parser import Kernel
 
 READ, WRITTEN = 1, 2
+READS_LOADED, WRITES_LOADED = 4, 8
+"""Of registers that tcgen05.ld writes (core/program.h)."""
 
 _WITHOUT_RESULT = {
     OP[name]

@@ -47,7 +47,8 @@ void Machine::StartCluster() {
   const uint32_t padded_warps = (warps + 3) / 4 * 4;
   const uint32_t first_wgmma = ctas * warps * 32, first_tensor = first_wgmma + ctas * padded_warps;
   cluster->first_begun = first_tensor + ctas;
-  cluster->first_slot = cluster->first_begun + ctas;
+  const uint32_t first_store = cluster->first_begun + ctas;
+  cluster->first_slot = first_store + (options_.blackwell ? ctas * warps : 0);
   cluster->first_wide_slot = cluster->first_slot + static_cast<uint32_t>(cluster->slot_clocks.size());
   const bool stores = std::any_of(program_.instructions.begin(), program_.instructions.end(),
                                   [](const Instr& instr) { return instr.op() == Op::st_async; });
@@ -103,6 +104,7 @@ void Machine::StartCluster() {
       warp.register_count = options_.registers;
       warp.agent = (rank * warps + w) * 32;
       warp.wgmma_agent = first_wgmma + rank * padded_warps + w;
+      warp.store_agent = first_store + rank * warps + w;
       warp.register_memory.assign(static_cast<size_t>(program_.register_bytes) + 64, 0);
       warp.registers =
           warp.register_memory.data() + (64 - reinterpret_cast<uintptr_t>(warp.register_memory.data()) % 64);

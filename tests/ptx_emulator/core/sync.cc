@@ -70,6 +70,26 @@ void Machine::CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks&
   }
 }
 
+// Whoever used a barrier must be known to who puts an end to it.
+void Machine::CheckBarrierEnd(const Site& site, const Mbarrier& barrier, const Clocks& clocks, const Cluster& cluster,
+                              uint32_t offset) {
+  if (!options_.races) return;
+  int64_t latest = -1;  // phase that anyone saw: its arrivals are over, also those that released nothing
+  for (const int64_t phase : barrier.observed) latest = std::max(latest, phase);
+  for (uint32_t agent = 0; agent < barrier.uses.size(); ++agent) {
+    const BarrierUse& use = barrier.uses[agent];
+    if (clocks.seen[agent] >= use.clock || (use.released_by >= 0 && use.released_by <= latest)) continue;
+    Access access;
+    access.cluster = barrier.init.cluster;
+    access.base = static_cast<uint16_t>(agent / 32 * 32);
+    access.lanes = 1u << agent % 32;
+    access.pc_flags = use.pc | (agent >= cluster.first_begun ? kAsync : 0);
+    Fail("race", site,
+         Text("mbarrier.inval of the mbarrier at byte %u, and nothing orders a use of it before: %s",
+              offset - kReservedShared, NameAgent(access, cluster).c_str()));
+  }
+}
+
 void Machine::Note(Mbarrier& barrier, const char* what, const Site& site, int64_t value) {
   if (!barrier.events.empty()) {
     BarrierEvent& last = barrier.events.back();
@@ -148,8 +168,13 @@ void Machine::MbarrierInit(Context& c) {
     Mbarrier& barrier = place.cta->barriers[place.offset];
     if (c.instr.op() == Op::mbarrier_inval) {
       if (!barrier.live) Fail("barrier", site, "mbarrier.inval of what is no mbarrier");
+      if (options_.races) CheckBarrierUse(site, barrier, c.warp.lanes[l], false, place.offset);
+      CheckBarrierEnd(site, barrier, options_.races ? c.warp.lanes[l] : barrier.current, cluster, place.offset);
       barrier.live = false;
       place.cta->barrier_words[place.offset / 8] = 0;
+      const uint8_t nothing[8] = {};  // from now on these bytes are data, and this was a write to them
+      WriteShared(site, *place.cta, place.offset, 8, LaneActor(c, l), nothing);
+      std::memset(place.cta->shared_written.data() + place.offset, 0, 8);
       continue;
     }
     if (barrier.live) Fail("barrier", site, "an mbarrier is initialised again without mbarrier.inval");
@@ -170,6 +195,7 @@ void Machine::MbarrierInit(Context& c) {
     if (options_.races) {
       barrier.current.Resize(cluster.agents, fences_);
       barrier.complete.Resize(cluster.agents, fences_);
+      barrier.uses.resize(cluster.agents);
     }
     Note(barrier, "init", site, count);
   }
@@ -192,6 +218,11 @@ void Machine::MbarrierArrive(Context& c) {
     CheckWindow(c, lane_site, place);
     const uint32_t value = static_cast<uint32_t>(Value(c, address_at + 1, l));
     const uint64_t state = barrier.phase;
+    if (options_.races) {
+      const bool releases_nothing = arrives && i.has(k_relaxed);
+      barrier.uses[c.warp.agent + static_cast<uint32_t>(l)] = {c.warp.clock, c.fragment.pc,
+                                                               releases_nothing ? barrier.phase : int64_t{-1}};
+    }
     if (options_.races && place.cta != c.warp.cta) {
       if (i.has(k_relaxed)) {
         barrier.relaxed = LaneActor(c, l).access;
@@ -259,6 +290,7 @@ Step Machine::MbarrierWait(Context& c) {
     Mbarrier& barrier = Barrier(site, cluster, static_cast<uint32_t>(Address(c, 1, l)), &place);
     if (place.cta != c.warp.cta) Fail("protocol", site, "a wait at an mbarrier of another CTA");
     const uint32_t parity = static_cast<uint32_t>(Value(c, 2, l)) & 1;
+    if (options_.races) barrier.uses[c.warp.agent + static_cast<uint32_t>(l)] = {c.warp.clock, c.fragment.pc, -1};
     if ((barrier.phase & 1) != parity) {
       passed |= 1u << l;
     } else {
@@ -316,6 +348,39 @@ Step Machine::MbarrierWait(Context& c) {
   return Step::kNext;
 }
 
+// A warp arrives at a named barrier: with all lanes that have not ended.
+void Machine::ArriveNamed(Warp& warp, const Warp::Arrival& arrival) {
+  NamedBarrier& barrier = warp.cta->named[arrival.id];
+  barrier.of_all = arrival.of_all && (barrier.arrived == 0 || barrier.of_all);
+  if (barrier.arrived != 0 && barrier.expected != arrival.expected) {
+    Fail("protocol", arrival.site,
+         Text("named barrier %u is for %u threads here, and for %u where others arrived", arrival.id, arrival.expected,
+              barrier.expected));
+  }
+  barrier.expected = arrival.expected;
+  barrier.arrived += 32;
+  barrier.last = arrival.site;
+  if (warp.time + costs.barrier > barrier.time) barrier.time = warp.time + costs.barrier;
+  ++progress_;
+  if (barrier.arrived > barrier.expected) {
+    Fail("protocol", arrival.site, Text("more threads at named barrier %u than its %u", arrival.id, arrival.expected));
+  }
+  FinishNamedPhase(barrier);
+}
+
+// Lanes have ended: barriers do not wait for those.
+void Machine::ArriveWithout(Warp& warp) {
+  for (size_t i = 0; i < warp.arrivals.size();) {
+    const Warp::Arrival arrival = warp.arrivals[i];
+    if ((warp.live & ~arrival.lanes) != 0) {
+      ++i;
+      continue;
+    }
+    warp.arrivals.erase(warp.arrivals.begin() + static_cast<ptrdiff_t>(i));
+    ArriveNamed(warp, arrival);
+  }
+}
+
 Step Machine::BarSync(Context& c, bool waits) {
   Warp& warp = c.warp;
   Cta& cta = *warp.cta;
@@ -325,36 +390,37 @@ Step Machine::BarSync(Context& c, bool waits) {
   if (id >= cta.named.size()) Fail("protocol", site, Text("named barrier %u: there are 16", id));
   NamedBarrier& barrier = cta.named[id];
   if (!c.fragment.arrived) {
-    if (!Converged(c, ~0u)) return Step::kBlocked;
-    const bool of_all = c.instr.operands == 1;
-    uint32_t expected = 0;
-    if (!of_all) {
-      expected = static_cast<uint32_t>(Value(c, 1, lane));
-      if (expected % 32 != 0 || expected == 0) {
-        Fail("protocol", site, Text("named barrier %u for %u threads: not a multiple of 32", id, expected));
+    if (c.instr.has(k_aligned) && !Converged(c, ~0u)) return Step::kBlocked;
+    Warp::Arrival arrival{id, c.mask, 0, c.instr.operands == 1, site};
+    if (!arrival.of_all) {
+      arrival.expected = static_cast<uint32_t>(Value(c, 1, lane));
+      if (arrival.expected % 32 != 0 || arrival.expected == 0) {
+        Fail("protocol", site, Text("named barrier %u for %u threads: not a multiple of 32", id, arrival.expected));
       }
     } else {
-      for (const Warp& other : cta.warps) expected += other.done() ? 0 : 32;
+      for (const Warp& other : cta.warps) arrival.expected += other.done() ? 0 : 32;
     }
-    barrier.of_all = of_all && (barrier.arrived == 0 || barrier.of_all);
-    if (barrier.arrived != 0 && barrier.expected != expected) {
-      Fail("protocol", site,
-           Text("named barrier %u is for %u threads here, and for %u where others arrived", id, expected,
-                barrier.expected));
-    }
-    barrier.expected = expected;
     Release(warp, c.mask, barrier.current);
     Tick(warp);
-    barrier.arrived += 32;
-    barrier.last = site;
-    if (warp.time + costs.barrier > barrier.time) barrier.time = warp.time + costs.barrier;
     c.fragment.wait.value = barrier.generation;
     c.fragment.arrived = true;
-    ++progress_;
-    if (barrier.arrived > expected) {
-      Fail("protocol", site, Text("more threads at named barrier %u than its %u", id, expected));
+    const auto begun = std::find_if(warp.arrivals.begin(), warp.arrivals.end(),
+                                    [&](const Warp::Arrival& other) { return other.id == id; });
+    if (begun != warp.arrivals.end()) {
+      if (begun->lanes & c.mask) Fail("protocol", site, Text("lanes %#010x are at named barrier %u", begun->lanes, id));
+      if (begun->expected != arrival.expected && !arrival.of_all) {
+        Fail("protocol", site,
+             Text("named barrier %u is for %u threads here, and for %u where other lanes arrived", id,
+                  arrival.expected, begun->expected));
+      }
+      arrival.lanes |= begun->lanes;
+      warp.arrivals.erase(begun);
     }
-    FinishNamedPhase(barrier);
+    if ((warp.live & ~arrival.lanes) == 0) {
+      ArriveNamed(warp, arrival);
+    } else {
+      warp.arrivals.push_back(arrival);  // until the others come
+    }
   }
   if (waits && barrier.generation == c.fragment.wait.value) {
     c.fragment.wait = {Wait::kNamedBarrier, &cta, id, barrier.generation};
