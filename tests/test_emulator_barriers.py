@@ -61,23 +61,23 @@ def test_data_where_a_barrier_was() -> None:
 # ---- lanes that go their own ways ----
 
 
+_SPIN = "W: ld.acquire.cta.shared.u32 %r5, [%r2]; setp.eq.u32 %p3, %r5, 0; @%p3 bra W;"
+_TELL = "mov.u32 %r6, 7; st.release.cta.shared.u32 [%r2], %r6;"
+
+
 @pytest.mark.parametrize("writer", [0, 1, 31])
-def test_lanes_wait_for_another_lane_of_their_warp(writer: int) -> None:
-    for first in ("@%p2", "@!%p2"):  # whoever comes first in the text
-        body = f"""
+@pytest.mark.parametrize(("branch", "near", "far"), [("@%p2", _SPIN, _TELL), ("@!%p2", _TELL, _SPIN)])
+def test_lanes_wait_for_another_lane_of_their_warp(branch: str, near: str, far: str, writer: int) -> None:
+    body = f"""
   mov.u32 %r6, 0; st.shared.u32 [%r2], %r6; bar.warp.sync -1;
-  setp.eq.u32 %p2, %r1, {writer}; {first} bra FAR;
-  {"W: ld.acquire.cta.shared.u32 %r5, [%r2]; setp.eq.u32 %p3, %r5, 0; @%p3 bra W;" if first == "@%p2" else "mov.u32 %r6, 7; st.release.cta.shared.u32 [%r2], %r6;"}
-  bra END;
-FAR:
-  {"mov.u32 %r6, 7; st.release.cta.shared.u32 [%r2], %r6;" if first == "@%p2" else "W: ld.acquire.cta.shared.u32 %r5, [%r2]; setp.eq.u32 %p3, %r5, 0; @%p3 bra W;"}
+  setp.eq.u32 %p2, %r1, {writer}; {branch} bra FAR; {near} bra END; FAR: {far}
 END:
   bar.warp.sync -1; st.global.u32 [%rd5], %r1;
 """
-        for seed in range(4):
-            ran = run(body, seed=seed)
-            assert not ran.faults
-            assert ran.y[:32].tolist() == list(range(32))
+    for seed in range(4):
+        ran = run(body, seed=seed)
+        assert not ran.faults
+        assert ran.y[:32].tolist() == list(range(32))
 
 
 def test_a_lock_that_each_lane_takes() -> None:

@@ -1,7 +1,7 @@
 """The PTX emulator judges the order of tensor memory's loads and stores: wrong programs, right twins.
 
-PTX ISA 9.7.16.6.2: of tcgen05.ld and st, nothing is in the order of the program but by tcgen05.wait (9.7.16.6.4.2). The
-registers of a load may be read before it is waited for, which orders nothing else, and may not be written (9.7.16.6.4.5).
+PTX ISA 9.7.16.6.2: of tcgen05.ld and st, nothing is in the order of the program but by tcgen05.wait (9.7.16.6.4.2).
+Registers of a load may be read before it is waited for, which orders nothing else; not written (9.7.16.6.4.5).
 """
 
 from __future__ import annotations

@@ -205,11 +205,7 @@ class _Parser:
         text, at, scopes, count, used = self.text, self.start, [0], 0, 0
         line = text.count("\n", 0, at) + 1
         while True:
-            while at < len(text) and text[at].isspace():
-                line += text[at] == "\n"
-                at += 1
-            if at == len(text):
-                raise ValueError(f"line {line}: kernel {self.kernel.name} has no closing brace")
+            at, line = self._next(at, line)
             if text[at] == "{":
                 self.declared.append({})
                 self.parents.append(scopes[-1])
@@ -224,15 +220,11 @@ class _Parser:
                 continue
             label = _LABEL.match(text, at)
             if label:
-                if (scopes[-1], label.group(1)) in self.labels:
-                    raise ValueError(f"line {line}: there is a label {label.group(1)} already")
-                self.labels[scopes[-1], label.group(1)] = count
+                self._label(scopes[-1], label.group(1), count, line)
                 line += text.count("\n", at, label.end())
                 at = label.end()
                 continue
-            end = text.find(";", at)
-            if end < 0:
-                raise ValueError(f"line {line}: a statement of kernel {self.kernel.name} has no semicolon")
+            end = self._end(at, line)
             statement = " ".join(text[at:end].split())
             if statement.startswith(".reg"):
                 self._declare(scopes[-1], statement)
@@ -248,6 +240,27 @@ class _Parser:
                 raise UnsupportedInstructionError(line, statement)
             line += text.count("\n", at, end)
             at = end + 1
+
+    def _next(self, at: int, line: int) -> tuple[int, int]:
+        """The next character that is no space, and its line."""
+        while at < len(self.text) and self.text[at].isspace():
+            line += self.text[at] == "\n"
+            at += 1
+        if at == len(self.text):
+            raise ValueError(f"line {line}: kernel {self.kernel.name} has no closing brace")
+        return at, line
+
+    def _end(self, at: int, line: int) -> int:
+        """Of the statement that begins here."""
+        end = self.text.find(";", at)
+        if end < 0:
+            raise ValueError(f"line {line}: a statement of kernel {self.kernel.name} has no semicolon")
+        return end
+
+    def _label(self, scope: int, name: str, at: int, line: int) -> None:
+        if (scope, name) in self.labels:
+            raise ValueError(f"line {line}: there is a label {name} already")
+        self.labels[scope, name] = at
 
     def _declare(self, scope: int, statement: str) -> None:
         _, kind, names = statement.split(None, 2)

@@ -170,44 +170,40 @@ void Machine::TcWait(Context& c) { TcFinish(c.warp, c.instr.variant == 0, c.warp
 // An instruction touches registers that loads from TMEM write, or names of theirs. What reads them comes after the load
 // (PTX ISA, 9.7.16.6.4.5: true dependencies are respected); what writes them may come before.
 void Machine::CheckLoads(Context& c) {
+  constexpr int kLoadShift = 8;  // registers.py
+  constexpr int64_t kManyLoads = int64_t{1} << 32;
   const Op op = c.instr.op();
   const bool moves = op == Op::mov || op == Op::pack || op == Op::unpack;
-  uint64_t direct = 0, any = 0;
+  uint64_t last = 0;  // load that is read
   for (Warp::InFlight& access : c.warp.tmem_pending) {
     const Instr& load = program_.instructions[access.pc];
     if (load.op() != Op::tc_ld) continue;
-    any = access.serial;
-    bool writes = false;
     const Operand* registers = program_.operands.data() + load.first;
+    bool writes = false;
     for (int o = 0; o < c.instr.operands; ++o) {
       const Operand& operand = c.operands[o];
-      if (!(operand.tracked & (kReadLoaded | kWritesLoaded))) continue;
+      const int64_t of = operand.tracked >> kLoadShift;
+      if (of == kManyLoads || of == int64_t{access.pc} + 1) last = access.serial;
+      if (!(operand.tracked & (kReadLoaded | kWritesLoaded)) || (!moves && !(operand.tracked & kWritesLoaded))) continue;
       const bool same =
           std::any_of(registers, registers + load.count, [&](const Operand& r) { return r.place == operand.place; });
       if (!same) continue;
-      if (operand.tracked & kWritesLoaded) {
-        writes = true;
-      } else if (moves) {
-        access.read = true;
-      } else {
-        direct = access.serial;
-      }
+      (operand.tracked & kWritesLoaded ? writes : access.read) = true;
     }
-    if (writes && !access.read && direct < access.serial) {
+    if (writes && !access.read && last < access.serial) {
       Fail("protocol", c.site(*this),
            Text("the tcgen05.ld of line %d may write this result's register later: tcgen05.wait::ld must come before",
                 load.line));
     }
   }
-  if (!c.instr.has(k_touches_loads)) return;
-  if (direct != 0 && warned_.insert({c.fragment.pc, 1}).second) {
+  if (last == 0) return;
+  if (warned_.insert({c.fragment.pc, 1}).second) {
     warnings.push_back({"unwaited",
                         "a register is used before the tcgen05.wait::ld of its tcgen05.ld: the value is right, and "
                         "nothing else is ordered by that",
                         c.site(*this)});
   }
-  const uint64_t last = direct != 0 ? direct : any;
-  if (last != 0) TcFinish(c.warp, true, last);
+  TcFinish(c.warp, true, last);
 }
 
 void Machine::TcLoadStore(Context& c) {
