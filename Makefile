@@ -28,7 +28,7 @@ test: $(VENV)/test.stamp
 	$(if $(CUDA),$(BIN)/pytest --numprocesses 4 -m gpu tests)
 
 test-full: $(VENV)/test.stamp
-	JAX_PLATFORMS=cpu JAX_GGEMM_TEST_FULL=1 $(BIN)/pytest --numprocesses auto tests
+	JAX_PLATFORMS=cpu JAX_GGEMM_TEST_FULL=1 $(BIN)/pytest --numprocesses auto $(SELECT) tests
 	$(if $(CUDA),JAX_GGEMM_TEST_FULL=1 $(BIN)/pytest --numprocesses 4 -m gpu tests)
 
 bench: $(VENV)/train.stamp

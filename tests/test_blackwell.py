@@ -78,6 +78,8 @@ def test_results_that_are_staged_cost_a_stage() -> None:
         {"swapped": True, "tile_m": 256, "tile_n": 256},
         {"tile_m": 16},
         {"tile_m": 64, "tile_n": 128, "staged": True},
+        {"multicast": 3},
+        {"swapped": True, "tile_n": 128, "multicast": 2},
     ],
     ids=str,
 )
@@ -159,14 +161,14 @@ NARROW_STORES = dataclasses.replace(SMALL, wide_stores=False)
 WHOLE = dataclasses.replace(WIDE_PAIR, splits_accumulator=False)
 STAGED = dataclasses.replace(SMALL, stages=6, weight_stages=6, staged=True)
 DYNAMIC = [dataclasses.replace(candidate, dynamic=True) for candidate in (FEW_ROWS, PAIR)]
+SHARED = [dataclasses.replace(candidate, multicast=2) for candidate in (SMALL, PAIR)]
 EVERY = [spec_of(product, candidate) for product in Product for candidate in pick_sm100.candidates(product)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_at_once() -> None:
     others = [(Product.DLHS, PLAIN), (Product.FORWARD, NARROW_STORES), (Product.FORWARD, WHOLE)]
-    others += [(Product.DRHS, STAGED), (Product.FORWARD, DYNAMIC[0]), (Product.DRHS, DYNAMIC[1])]
-    kernels.compile_all([*EVERY, *(spec_of(*other) for other in others)], ARCH)
+    kernels.compile_all([*EVERY, *(spec_of(*other) for other in others), *OTHERS], ARCH)
 
 
 def ptx(product: Product, candidate: Sm100Config) -> str:
@@ -217,7 +219,14 @@ def boxes(product: Product, candidate: Sm100Config) -> list[tuple[int, ...]]:
     return result
 
 
-OTHERS = [spec_of(Product.DRHS, STAGED), spec_of(Product.FORWARD, DYNAMIC[0]), spec_of(Product.DRHS, DYNAMIC[1])]
+OTHERS = [
+    spec_of(product, candidate)
+    for product, candidate in [
+        (Product.DRHS, STAGED),
+        *zip((Product.FORWARD, Product.DRHS), DYNAMIC, strict=True),
+        *zip((Product.FORWARD, Product.DRHS), SHARED, strict=True),
+    ]
+]
 
 
 @pytest.mark.parametrize("spec", [*EVERY, *OTHERS], ids=lambda spec: f"{spec.product.value}-{name(spec.config)}")
@@ -225,10 +234,10 @@ def test_a_kernel_is_one_launch_without_spills(spec: config.KernelSpec) -> None:
     compiled = kernels.compiled(spec, ARCH)
     assert compiled.ptx.count(".entry") == 1
     asked, _ = launched(spec.product, spec.config)
-    blocks = spec.config.blocks
+    blocks, cluster = spec.config.blocks, spec.config.cluster_blocks
     if not spec.config.dynamic:
-        assert asked.grid == (148 // blocks * blocks, 1, 1)
-    assert asked.cluster == (blocks, 1, 1)
+        assert asked.grid == (148 // cluster * cluster, 1, 1)
+    assert asked.cluster == (cluster, 1, 1)
     assert asked.shared_bytes == spec.shared_memory_bytes <= asked.allowed_shared_bytes
     assert asked.shared_bytes - FIXED_BYTES == (
         spec.config.stages * spec.config.stage_bytes
@@ -348,6 +357,38 @@ def test_a_dynamic_launch_has_a_cluster_for_every_tile_that_there_can_be(shape: 
     asked, _ = launched(Product.DRHS, pair, shape)
     assert asked.grid == (2 * max(tiles, 1), 1, 1)
     assert asked.cluster == (2, 1, 1)
+
+
+def masks(text: str, instruction: str) -> list[int]:
+    """The constants that masks of multicasts are, or are shifted from by the place of a block."""
+    found = []
+    for register in re.findall(rf"{instruction}\S*multicast::cluster\S*.*(%rs\d+)", text):
+        shifted = re.search(rf"shl\.b16\s+{register}, (%rs\d+), ", text)
+        constant = re.search(rf"mov\.b16\s+{shifted[1] if shifted else register}, (\d+);", text)
+        assert constant is not None
+        found.append(int(constant[1]))
+    return found
+
+
+def test_tiles_that_share_their_rows_load_half_of_them_each_for_both() -> None:
+    for spec in EVERY:
+        assert "bytes.multicast::cluster" not in kernels.compiled(spec, ARCH).ptx
+    one, pair = ptx(Product.FORWARD, SHARED[0]), ptx(Product.DRHS, SHARED[1])
+    # To both blocks, of which each has a tile; to the blocks of two pairs that hold the same rows.
+    assert masks(one, r"cp\.async\.bulk\.tensor") == [0b11]
+    assert masks(pair, r"cp\.async\.bulk\.tensor") == [0b101, 0b101]
+    # Half of a tile of 128 rows; of the rows that are contracted, half of 64, for 64 columns at a time.
+    assert (64, 64) in boxes(Product.FORWARD, SHARED[0])
+    assert (64, 128) in boxes(Product.FORWARD, SMALL)
+    assert (64, 32, 1, 1) in boxes(Product.DRHS, SHARED[1])
+    # A stage is returned to every block of the cluster, by each tile; a slot to those of one tile.
+    assert masks(one, r"tcgen05\.commit") == [0b11]
+    assert masks(pair, r"tcgen05\.commit") == [0b1111, 0b11]
+    for candidate in SHARED:
+        alone = dataclasses.replace(candidate, multicast=1)
+        assert candidate.cluster_blocks == 2 * alone.cluster_blocks
+        assert candidate.shared_memory_bytes == alone.shared_memory_bytes
+        assert (candidate.stages, candidate.stage_bytes) == (alone.stages, alone.stage_bytes)
 
 
 def test_weights_have_their_policy_in_l2() -> None:

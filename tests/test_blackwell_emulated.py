@@ -84,7 +84,10 @@ SWITCHES = [
 ]
 """Each of the changes off, and rings as small as they can be."""
 
-DYNAMIC = [dataclasses.replace(candidate, dynamic=True) for candidate in (TOKENS_16, FEW_ROWS, SMALL, PAIR, WIDE_PAIR)]
+DYNAMIC = [
+    *(dataclasses.replace(candidate, dynamic=True) for candidate in (TOKENS_16, FEW_ROWS, SMALL, PAIR, WIDE_PAIR)),
+    *(dataclasses.replace(candidate, dynamic=True, multicast=2) for candidate in (SMALL, PAIR)),
+]
 
 
 def shipped() -> list[config.KernelSpec]:
@@ -114,6 +117,27 @@ def cases() -> list[tuple[config.KernelSpec, str]]:
         chosen += [(of_product[i % len(of_product)], next(names)) for i in range(len(HISTOGRAMS))]
     return chosen
 
+
+SHARED = [
+    *(dataclasses.replace(candidate, multicast=2) for candidate in (SMALL, PAIR, WIDE_PAIR, FEW_ROWS)),
+    Sm100Config(128, 128, 6, weight_stages=6, staged=True, multicast=2),
+    Sm100Config(128, 256, 2, weight_k_tiles=2, weight_stages=2, multicast=2),
+]
+MULTICAST = (
+    [
+        config.KernelSpec(product, dtype, dtype, False, candidate)
+        for product in Product
+        for dtype in (BF16, F16, F32)
+        for candidate in (SHARED if dtype == BF16 else SHARED[:3])
+    ]
+    if FULL
+    # Those of tests/test_blackwell.py.
+    else [
+        config.KernelSpec(Product.FORWARD, BF16, BF16, False, SHARED[0]),
+        config.KernelSpec(Product.DRHS, BF16, BF16, False, SHARED[1]),
+    ]
+)
+"""Tiles that share their rows of lhs."""
 
 TAKEN = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
@@ -170,7 +194,15 @@ IN_BF16 = [
 def compiled() -> None:
     """All kernels of this file, compiled in one process."""
     kernels.compile_all(
-        [*shipped(), *SWITCHED, *TAKEN, *(spec for spec, _, _ in mixed()), *(IN_BF16 if FULL else IN_BF16[1::3])], ARCH
+        [
+            *shipped(),
+            *SWITCHED,
+            *TAKEN,
+            *MULTICAST,
+            *(spec for spec, _, _ in mixed()),
+            *(IN_BF16 if FULL else IN_BF16[1::3]),
+        ],
+        ARCH,
     )
 
 
@@ -275,10 +307,21 @@ def test_tiles_that_are_asked_for(spec: config.KernelSpec, histogram: str) -> No
         check(spec, HISTOGRAMS[histogram], (M, 200, 520), seed=seed)
 
 
+@pytest.mark.parametrize(
+    ("spec", "histogram"),
+    [*(itertools.product(MULTICAST, HISTOGRAMS) if FULL else zip(MULTICAST, ["tails", "many"], strict=True))],
+    ids=name,
+)
+def test_tiles_that_share_their_rows(spec: config.KernelSpec, histogram: str) -> None:
+    # An odd and an even number of tiles along n, and one tile, whose neighbour has no columns.
+    for seed, shape in enumerate([(200, 520), (136, 200), (264, 1024), (8, 8)] if FULL else [(200, 520)]):
+        check(spec, HISTOGRAMS[histogram], (M, *shape), seed=seed)
+
+
 @pytest.mark.parametrize("spec", TAKEN, ids=name)
 def test_tiles_come_in_any_order(spec: config.KernelSpec) -> None:
     kernel = kernels.compiled(spec, ARCH)
-    groups, blocks = HISTOGRAMS["tails"], spec.config.blocks
+    groups, blocks = HISTOGRAMS["tails"], spec.config.cluster_blocks
     arrays = operands(spec, groups, (M, 512, 512))
     want = expected(spec, arrays, groups)
     memory, out = ptx_emulator.Memory(), kernels.empty(want.shape, BF16)

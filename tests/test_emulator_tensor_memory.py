@@ -67,15 +67,19 @@ def between(what: str) -> str:
     return STORE + STORED + LOAD + what + USE
 
 
-def test_registers_are_read_before_the_wait() -> None:
+@pytest.mark.parametrize("use", [USE, "mov.u32 %r20, %r9; st.global.u32 [%rd5], %r20;"])
+def test_registers_are_read_before_the_wait(use: str) -> None:
+    early = STORE + STORED + LOAD + use
     for seed in range(8):
-        early = run(program(between("") + LOADED), seed=seed, target="sm_100a")
-        assert not early.faults
-        assert [warning.kind for warning in early.warnings] == ["unwaited"]
-        assert "st.global" in early.warnings[0].instruction
-        waited = run(program(between(LOADED)), seed=seed, target="sm_100a")
-        assert not waited.faults
-        assert not waited.warnings
+        ran = run(program(early + LOADED + STORE + STORED), seed=seed, target="sm_100a")
+        assert not ran.faults
+        assert not ran.warnings
+        assert ran.y[:32].tolist() == list(range(0, 128, 4))
+        for next_access in (STORE + STORED, ""):  # or the end of the allocation
+            ran = run(program(early + next_access), seed=seed, target="sm_100a")
+            assert not ran.faults
+            assert {warning.kind for warning in ran.warnings} == {"unwaited"}
+            assert ("tcgen05.st" if next_access else "tcgen05.dealloc") in ran.warnings[0].instruction
 
 
 @pytest.mark.parametrize(

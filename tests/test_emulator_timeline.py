@@ -14,6 +14,8 @@ from ptx_emulator import Checks, Costs, Report
 
 import jax_ggemm
 from jax_ggemm.kernel import config
+from jax_ggemm.kernel.config_sm100 import Sm100Config
+from jax_ggemm.kernel.pick_sm100 import SMALL
 from jax_ggemm.products import Product
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.emulator
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def spec_of(candidate: config.Sm90Config) -> config.KernelSpec:
+def spec_of(candidate: config.Sm90Config | Sm100Config) -> config.KernelSpec:
     return config.KernelSpec(Product.FORWARD, BF16, BF16, False, candidate)
 
 
@@ -42,7 +44,7 @@ def compiled() -> None:
     kernels.compile_all([spec_of(candidate) for candidate in (wide(2), wide(3), wide(4), NARROW)], "sm_90a")
 
 
-def timeline(candidate: config.Sm90Config, costs: Costs | None = None) -> dict:
+def timeline(candidate: config.Sm90Config | Sm100Config, costs: Costs | None = None, arch: str = "sm_90a") -> dict:
     """Of a forward product of two groups of 256 rows."""
     spec = spec_of(candidate)
     arrays = {
@@ -52,7 +54,7 @@ def timeline(candidate: config.Sm90Config, costs: Costs | None = None) -> dict:
         "group_offset": np.zeros(1, np.int32),
     }
     checks = Checks(races=False, timeline=costs or Costs())
-    out, report = kernels.run(spec, "sm_90a", arrays, (1, 512, 512), multiprocessors=2, checks=checks)
+    out, report = kernels.run(spec, arch, arrays, (1, 512, 512), multiprocessors=2, checks=checks)
     assert (out == 1024).all()
     assert report.timeline is not None
     return report.timeline
@@ -87,6 +89,15 @@ def test_more_stages_keep_more_bytes_in_flight() -> None:
 
 def test_wider_tiles_read_less() -> None:
     assert timeline(wide(4))["cycles"] < timeline(NARROW)["cycles"]
+
+
+def test_what_is_multicast_is_read_once() -> None:
+    # Half of the bytes are lhs, of which two blocks read one half each.
+    costs = Costs(memory_bytes=Costs().l2_bytes)
+    alone, shared = (timeline(dataclasses.replace(SMALL, multicast=tiles), costs, "sm_100a") for tiles in (1, 2))
+    assert shared["cycles"] == pytest.approx(0.75 * alone["cycles"], rel=0.03)
+    for cta in shared["ctas"]:
+        assert cta["mean_bytes_in_flight"] > 0.9 * alone["ctas"][0]["mean_bytes_in_flight"]
 
 
 def test_without_the_cost_of_memory_the_tensor_cores_are_the_limit() -> None:

@@ -11,6 +11,7 @@ from cutlass import cute
 
 from jax_ggemm.kernel.config import KernelSpec
 from jax_ggemm.kernel.config_sm100 import Sm100Config
+from jax_ggemm.kernel.multicast_sm100 import MulticastGemmSm100
 from jax_ggemm.kernel.sm90 import GroupedGemmSm90
 from jax_ggemm.kernel.sm100 import GroupedGemmSm100
 from jax_ggemm.kernel.swapped_sm100 import SwappedGemmSm100
@@ -40,7 +41,9 @@ def build(spec: KernelSpec, arch: str) -> tuple[bytes, str]:
 def _kernel_of(spec: KernelSpec) -> GroupedGemmSm90 | GroupedGemmSm100:
     if not isinstance(spec.config, Sm100Config):
         return GroupedGemmSm90(spec)
-    return SwappedGemmSm100(spec) if spec.config.swapped else GroupedGemmSm100(spec)
+    if spec.config.swapped:
+        return SwappedGemmSm100(spec)
+    return MulticastGemmSm100(spec) if spec.config.multicast > 1 else GroupedGemmSm100(spec)
 
 
 def main() -> None:

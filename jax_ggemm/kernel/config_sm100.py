@@ -71,6 +71,9 @@ class Sm100Config:
     """16-bit results leave through shared memory and the TMA unit instead: what stores from registers do without."""
     swapped: bool = False
     """The weights are the product's A, and tokens its B: few of them, as they come. Not where rows are contracted."""
+    multicast: int = 1
+    """Tiles side by side along n whose blocks share their rows of lhs: 2 load one half each, for both
+    (`multicast_sm100`). Not where operands are swapped."""
     weight_eviction: Eviction = Eviction.NORMAL
     dynamic: bool = False
     """Multiprocessors take the next tile when they have room for it (`dynamic_sm100`), and are not dealt theirs."""
@@ -82,6 +85,9 @@ class Sm100Config:
         columns = {128} if self.swapped else {128, 256, 512} if self.tile_m == 256 else {128, 256}
         if self.tile_m not in rows or self.tile_n not in columns:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
+        if self.multicast not in ({1} if self.swapped else {1, 2}):
+            swapped = " with swapped operands" if self.swapped else ""
+            raise ValueError(f"no kernel{swapped} for {self.multicast} tiles that share their rows of lhs")
         if self.weight_k_tiles not in {1, 2}:
             raise ValueError(f"a stage of weights holds 1 or 2 tiles of the contraction, not {self.weight_k_tiles}")
         if self.weight_k_tiles == 1 and self.weight_stages != self.stages:
@@ -100,6 +106,11 @@ class Sm100Config:
     def blocks(self) -> int:
         """Blocks that work on a tile together."""
         return 2 if self.tile_m == 256 else 1
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks that are launched as a cluster."""
+        return self.blocks * self.multicast
 
     @property
     def stage_bytes(self) -> int:

@@ -5,10 +5,10 @@ first ones start, one on each multiprocessor or pair of them, each with the tile
 one more tile in the ring of work tiles, the scheduler asks for a cluster that has not started: that one will never
 start, and its number is the next tile. Where a number is past the last tile, there is nothing to do for it.
 
-A pair of blocks asks once, and both get the answer. Both have said before that there is room for it:
+A cluster of blocks asks once, and each gets the answer. Each has said before that there is room for it:
 
     answered   of each block: 1, and the 16 bytes of an answer
-    ready      of the first block of a pair: 2, one from the scheduler's warp of each block
+    ready      of the first block of a cluster: 2 or 4, one from the scheduler's warp of each block
 
 An answer may name any cluster that has not started. They come in order, most likely; where one does not, the walk over
 the groups begins again.
@@ -66,7 +66,7 @@ class Requests:
         Args:
           answer: ANSWER_BYTES in shared memory.
           barriers: BARRIERS in shared memory.
-          blocks: that share a tile.
+          blocks: of a cluster.
         """
         return Requests(answer, Barriers(barriers, 1, blocks), Barriers(barriers + 1, 1, blocks))
 

@@ -60,13 +60,7 @@ class Loads:
                     num_bytes += config.weight_stage_bytes * self.blocks
                 if place[0] == 0:
                     full.expect(at, num_bytes)
-                cute.copy(
-                    a_operand[0],
-                    a_tiles[1][None, k_tile],
-                    a_tiles[0][None, at.index],
-                    tma_bar_ptr=full.at(at),
-                    cache_policy=Int64(Eviction.NORMAL.value),
-                )
+                self._load_lhs(a_operand[0], a_tiles, k_tile, (at.index, full.at(at)))
                 if opens:
                     to = (weights_at.index, full.at(at))
                     self._load_weights(b_operand, (b_tiles, boxes), (tile, place, k_tile // per_stage), to)
@@ -100,10 +94,15 @@ class Loads:
         )
         boxes = [] if self.wide_boxes is None else self.wide_boxes.parts(b_operand[3], tile, self.ragged_rows, rank)
         return (
-            self._partition(a_operand[0], a_operand[2], a_tiles),
+            self._partition_lhs(a_operand[0], a_operand[2], a_tiles),
             self._partition(b_operand[0], b_operand[2], b_tiles),
             boxes,
         )
+
+    def _load_lhs(self, tma: cute.CopyAtom, tiles: tuple, k_tile: Int32, to: tuple) -> None:
+        """Fills a stage of lhs."""
+        policy = Int64(Eviction.NORMAL.value)
+        cute.copy(tma, tiles[1][None, k_tile], tiles[0][None, to[0]], tma_bar_ptr=to[1], cache_policy=policy)
 
     @cute.jit
     def _load_weights(self, operand: tuple, tiles: tuple, what: tuple, to: tuple):
@@ -128,6 +127,10 @@ class Loads:
             cute.copy(
                 operand[0], plain[1][None, stage], plain[0][None, index], tma_bar_ptr=barrier, cache_policy=policy
             )
+
+    def _partition_lhs(self, tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> Any:
+        """The same as `_partition`, of lhs."""
+        return self._partition(tma, smem, tiles)
 
     @staticmethod
     def _partition(tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Rings of barriers in shared memory, for products that one block or a pair of blocks shares."""
+"""Rings of barriers in shared memory, for products that one block or a pair of blocks, a team, does together."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Barriers:
     stages: int
     blocks: int
     """That work as one: 1 or 2. The first of them is the one that multiplies."""
+    teams: int = 1
+    """In a cluster, each of so many blocks."""
 
     def at(self, position: pipeline.PipelineState) -> cute.Pointer:
         """The barrier of a stage."""
@@ -53,19 +55,37 @@ class Barriers:
 
     @cute.jit
     def commit(self, position: pipeline.PipelineState):
-        """Arrives in every block, once the products issued before are done; called by a warp."""
+        """Arrives in every block of the team, once the products issued before are done; called by a warp."""
         mask: Any = None
-        group = tcgen05.CtaGroup.ONE
         if cutlass.const_expr(self.blocks == 2):
-            mask, group = 0b11, tcgen05.CtaGroup.TWO
+            mask = 0b11 << self._first()
+        self._commit(position, mask)
+
+    @cute.jit
+    def commit_to_cluster(self, position: pipeline.PipelineState):
+        """The same, in every block of the cluster."""
+        if cutlass.const_expr(self.teams == 1):
+            self.commit(position)
+        else:
+            self._commit(position, 2 ** (self.blocks * self.teams) - 1)
+
+    @cute.jit
+    def _commit(self, position: pipeline.PipelineState, mask: Any):
+        group = tcgen05.CtaGroup.TWO if self.blocks == 2 else tcgen05.CtaGroup.ONE
         with cute.arch.elect_one():
             tcgen05.commit(self.at(position), mask, group)
+
+    def _first(self) -> Any:
+        """The place in the cluster of the block that multiplies."""
+        if self.teams == 1:
+            return 0
+        return cute.arch.block_idx()[0] % (self.blocks * self.teams) // self.blocks * self.blocks
 
     @cute.jit
     def arrive_at_first(self, position: pipeline.PipelineState):
         """Arrives in the block that multiplies; called by a warp."""
         with cute.arch.elect_one():
             if cutlass.const_expr(self.blocks == 2):
-                cute.arch.mbarrier_arrive(self.at(position), 0)
+                cute.arch.mbarrier_arrive(self.at(position), self._first())
             else:
                 cute.arch.mbarrier_arrive(self.at(position))

@@ -168,10 +168,14 @@ class Scheduler:
     are done. Such groups come first.
     """
 
-    def __init__(self, config: Sm90Config | Sm100Config, product: Product, tile_k: int = TILE_K, blocks: int = 1):
+    def __init__(
+        self, config: Sm90Config | Sm100Config, product: Product, tile_k: int = TILE_K, blocks: int = 1, tiles: int = 1
+    ):
         self.config = config
         self.tile_k = tile_k
-        self.blocks = blocks  # that share a tile
+        self.blocks = blocks  # that are dealt to as one
+        self.tiles = tiles  # side by side along n, that are dealt as one, each to as many of these blocks
+        self.columns = config.tile_n * tiles
         self.ragged_rows = product.rows_are_ragged
         self.columns_are_n = product is not Product.DLHS
         self.shares = config.cluster == 2
@@ -194,7 +198,7 @@ class Scheduler:
     @cute.jit
     def _limits(self, e: Extents) -> tuple:
         """The tiles along n, and the rows from which on a group is shared."""
-        n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.config.tile_n)
+        n_tiles = ceil_div(e.n if cutlass.const_expr(self.columns_are_n) else e.k, self.columns)
         return n_tiles, self._shared_from(e, n_tiles)
 
     @cute.jit
@@ -349,7 +353,11 @@ class Scheduler:
         """The tile at `place`, in tiles, of a group (first row, rows, weight matrix)."""
         start, rows, weight = group
         down = place[0] * self.config.tile_m
-        column = place[1] * self.config.tile_n
+        column = place[1] * self.columns
+        if cutlass.const_expr(self.tiles > 1):
+            # There may be nothing left for the last ones: their columns lie past the last of the result.
+            rank = cute.arch.block_idx()[0] % self.blocks
+            column += rank // (self.blocks // self.tiles) * self.config.tile_n
         if cutlass.const_expr(not self.ragged_rows):
             return WorkTile(
                 k_tiles=ceil_div(rows, self.tile_k),

@@ -9,9 +9,10 @@ A block has seven warps, and a tile is of one block or of a pair of blocks (`cta
 Barriers, with who arrives on them and how often:
 
     stage full       of the first block: 1, and the bytes of both blocks' loads
-    stage empty      of each block: 1, by the commit of the products that read the stage
-    weights empty    the same, where a stage of weights holds more than one tile of the contraction. What fills it is
-                     counted by the full barrier of the stage that opens it.
+    stage empty      of each block: 1, by the commit of the products that read the stage; with `multicast_sm100`, one
+                     from each tile of the cluster
+    weights empty    of each block: 1, by the same commit, where a stage of weights holds more than one tile of the
+                     contraction. What fills it is counted by the full barrier of the stage that opens it.
     slot full        of each block: 1, by the commit of the last product into the slot
     slot empty       of the first block: 4 for each block, one from each warp of the epilogue
 
@@ -61,10 +62,11 @@ class GroupedGemmSm100:
         self.tile = (spec.config.tile_m, spec.config.tile_n, self.tile_k)
         self.weight_tile = (*self.tile[:2], self.tile_k * spec.config.weight_k_tiles)
         self.blocks = spec.config.blocks
+        self.cluster = spec.config.cluster_blocks
         self.rows = spec.config.tile_m // self.blocks
         self.group = tcgen05.CtaGroup.TWO if self.blocks == 2 else tcgen05.CtaGroup.ONE
         deals = DynamicScheduler if spec.config.dynamic else Scheduler
-        self.scheduler: Any = deals(spec.config, spec.product, tile_k=self.tile_k, blocks=self.blocks)
+        self.scheduler: Any = deals(spec.config, spec.product, self.tile_k, self.cluster, spec.config.multicast)
         self.epilogue = self._epilogue()
         self.ragged_rows = spec.product.rows_are_ragged
         # Row-major operands are contiguous along the contraction, column-major ones across it.
@@ -135,7 +137,7 @@ class GroupedGemmSm100:
         ).launch(
             grid=(self._grid(extents), 1, 1),
             block=(32 * _WARPS, 1, 1),
-            cluster=(self.blocks, 1, 1),
+            cluster=(self.cluster, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
@@ -144,7 +146,7 @@ class GroupedGemmSm100:
         """Blocks to launch."""
         if self.config.dynamic:
             return self.scheduler.grid(e)
-        return cutlass.max(e.multiprocessors // self.blocks, 1) * self.blocks
+        return cutlass.max(e.multiprocessors // self.cluster, 1) * self.cluster
 
     def _loads(self) -> Loads:
         """What loads the tiles."""
@@ -255,14 +257,15 @@ class GroupedGemmSm100:
         """(full, empty, weights empty) of the stages, (full, empty) of the slots, and who asks for tiles."""
         config = self.config
         stages, slots = storage.stage_barriers.data_ptr(), storage.slot_barriers.data_ptr()
+        teams = (self.blocks, config.multicast)
         return (
             (
-                Barriers(stages, config.stages, self.blocks),
-                Barriers(stages + config.stages, config.stages, self.blocks),
-                Barriers(storage.weight_barriers.data_ptr(), config.weight_stages, self.blocks),
+                Barriers(stages, config.stages, *teams),
+                Barriers(stages + config.stages, config.stages, *teams),
+                Barriers(storage.weight_barriers.data_ptr(), config.weight_stages, *teams),
             ),
-            (Barriers(slots, config.slots, self.blocks), Barriers(slots + config.slots, config.slots, self.blocks)),
-            Requests.create(storage.answer.data_ptr(), storage.request_barriers.data_ptr(), self.blocks)
+            (Barriers(slots, config.slots, *teams), Barriers(slots + config.slots, config.slots, *teams)),
+            Requests.create(storage.answer.data_ptr(), storage.request_barriers.data_ptr(), self.cluster)
             if config.dynamic
             else None,
         )
@@ -270,8 +273,10 @@ class GroupedGemmSm100:
     @cute.jit
     def _initialise(self, barriers: tuple, slots: tuple, requests: Any):
         """Sets the barriers up; run by one warp."""
-        for ring in barriers:
-            ring.create(1)
+        full, empty, weights = barriers
+        full.create(1)
+        empty.create(self.config.multicast)
+        weights.create(1)
         slots[0].create(1)
         slots[1].create(epilogue_sm100.WARPS * self.blocks)
         if cutlass.const_expr(requests is not None):
@@ -287,8 +292,8 @@ class GroupedGemmSm100:
 
     @cute.jit
     def _meet(self):
-        """Waits for every thread that works on this block's tiles."""
-        if cutlass.const_expr(self.blocks == 2):
+        """Waits for every thread of the cluster."""
+        if cutlass.const_expr(self.cluster > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
         else:
@@ -382,7 +387,7 @@ class GroupedGemmSm100:
     ):
         """Gives the stages of a tile of the contraction back, once the products so far have read them."""
         _, empty, weights = barriers
-        empty.commit(at)
+        empty.commit_to_cluster(at)
         if cutlass.const_expr(self.config.weight_k_tiles > 1):  # noqa: SIM102 -- known when the kernel is compiled
             if self._closes(k_tile, k_tiles):
                 weights.commit(weights_at)

@@ -65,8 +65,8 @@ class Report:
     counts: dict[str, int]
     """The same by opcode."""
     warnings: tuple[Fault, ...] = ()
-    """What is right and should not be: "serialised", accumulators that are used before their wgmma.wait_group, which is
-    slow; "unwaited", registers that are used before the tcgen05.wait::ld of their load, which orders nothing else."""
+    """What gives right results: "serialised", accumulators that are used before their wgmma.wait_group, which is slow;
+    "unwaited", what comes after a tcgen05.ld by nothing but a use of its registers, which PTX does not promise."""
     timeline: dict[str, Any] | None = None
     """With `Checks.timeline`; see README.md."""
 

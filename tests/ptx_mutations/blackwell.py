@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, TOKENS_16, TOKENS_32, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_32, WIDE_PAIR
 from jax_ggemm.products import Product
 from ptx_mutations import (
     blackwell_mutations,
     dynamic_mutations,
     halves_mutations,
+    multicast_mutations,
     pipeline_mutations,
     staged_mutations,
     swapped_mutations,
@@ -27,8 +28,11 @@ def beds() -> list[GroupedBed]:
     tokens = Problem(Product.FORWARD, m=90, k=264, n=264, sizes=(35, 0, 16, 1, 30))
     more_tokens = Problem(Product.DLHS, m=150, k=264, n=264, sizes=(70, 0, 32, 1, 40))
     halves = Problem(Product.FORWARD, m=420, k=264, n=520, sizes=(300, 0, 100))
+    # More steps than stages, and a last tile along n without a neighbour.
+    shared = Problem(Product.FORWARD, m=200, k=264, n=264, sizes=(130, 0, 40), note="multicast")
+    contracted = Problem(Product.DRHS, m=480, n=264, sizes=(70, 0, 40, 1, 330), blocks=4, note="multicast")
     modules = (pipeline_mutations, blackwell_mutations, weights_mutations, halves_mutations, swapped_mutations)
-    modules = (*modules, dynamic_mutations, staged_mutations)
+    modules = (*modules, dynamic_mutations, multicast_mutations, staged_mutations)
     mutations = [module.MUTATIONS for module in modules]
     # Of the clusters that there can be, all but one have work: in any order of events, one of the two that run gets the
     # one without, and both see at its own place that none is left.
@@ -55,6 +59,8 @@ def beds() -> list[GroupedBed]:
             (tokens, TOKENS_16),
             # Fewer stages of tokens than weights are there for: otherwise nobody would ever wait for one.
             (more_tokens, dataclasses.replace(TOKENS_32, stages=6)),
+            (shared, dataclasses.replace(SMALL, multicast=2)),
+            (contracted, dataclasses.replace(PAIR, multicast=2)),
             (asked, dataclasses.replace(FEW_ROWS, dynamic=True)),
             (asked_by_pairs, dataclasses.replace(PAIR, dynamic=True)),
             (few_tiles, dataclasses.replace(PAIR, dynamic=True)),

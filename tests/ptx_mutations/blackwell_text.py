@@ -27,7 +27,7 @@ class BlackwellText(KernelText):
     @property
     def prologue(self) -> range:
         """What all warps run first."""
-        meeting = r"barrier\.cluster\.wait" if self.config.blocks == 2 else r"bar\.sync\s+0;"
+        meeting = r"barrier\.cluster\.wait" if self.config.cluster_blocks > 1 else r"bar\.sync\s+0;"
         return range(self.find(r"^\{"), self.find(meeting) + 1)
 
     @property

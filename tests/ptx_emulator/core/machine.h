@@ -257,6 +257,7 @@ struct Cluster {
   std::vector<Task> tasks;
   std::vector<std::deque<Task>> queues;  // tensor cores, by CTA
   uint32_t agents = 0;
+  uint32_t used_shift = 0;   // from a warp's agent of loads from TMEM to that of loads whose registers were used
   uint32_t first_begun = 0;  // by rank: who knows of it knows that the CTA has begun
   uint32_t first_slot = 0;
   std::array<uint32_t, 64> slot_clocks{};
@@ -315,7 +316,8 @@ class Machine {
   bool StartOrFinish();
   void CheckLimit(const Warp& warp);
   void Spend(Warp& warp, const Instr& instr);
-  double LoadReady(Cta& cta, uint64_t bytes, uint64_t address);
+  double LoadCycles(uint64_t bytes, uint64_t address);
+  double LoadReady(Cta& cta, uint64_t bytes, double cycles);
   double StoreReady(Cta& cta, uint64_t bytes);
   double TensorReady(Cta& cta, int core, double products, double rate, double earliest);
   [[noreturn]] void Deadlock();
@@ -517,6 +519,7 @@ class Machine {
   void TcLoadStore(Context& c);
   void TcWait(Context& c);
   void TcFinish(Warp& warp, bool loads, uint64_t serial);
+  void TcUsed(Warp& warp, uint64_t serial);
   void CheckLoads(Context& c);
   Tmem& TmemOf(const Site& site, Cta& cta, int group);
   std::vector<Cta*> Pair(const Site& site, Cta& cta, bool pair);

@@ -38,12 +38,17 @@ void Machine::Spend(Warp& warp, const Instr& instr) {
   cta.issued[static_cast<size_t>(warp.id)] += latency;
 }
 
-// When a bulk load that starts now has come.
-double Machine::LoadReady(Cta& cta, uint64_t bytes, uint64_t address) {
+// How long a bulk load takes what one multiprocessor has of memory, or of L2, which gives what it gave before.
+double Machine::LoadCycles(uint64_t bytes, uint64_t address) {
+  if (!options_.timeline) return 0;
+  return static_cast<double>(bytes) / (fetched_.insert(address).second ? costs.memory_bytes : costs.l2_bytes);
+}
+
+// When a bulk load that starts now has come, of whose cycles this CTA pays so many.
+double Machine::LoadReady(Cta& cta, uint64_t bytes, double cycles) {
   if (!options_.timeline) return 0;
   CtaTimeline& timeline = *cta.timeline;
-  const double rate = fetched_.insert(address).second ? costs.memory_bytes : costs.l2_bytes;
-  timeline.memory = std::max(timeline.memory, now_) + static_cast<double>(bytes) / rate;
+  timeline.memory = std::max(timeline.memory, now_) + cycles;
   const double ready = std::max(timeline.memory, now_) + costs.tma_latency;
   timeline.in_flight.emplace_back(now_, static_cast<int64_t>(bytes));
   timeline.in_flight.emplace_back(ready, -static_cast<int64_t>(bytes));

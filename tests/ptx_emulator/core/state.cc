@@ -48,7 +48,9 @@ void Machine::StartCluster() {
   const uint32_t first_wgmma = ctas * warps * 32, first_tensor = first_wgmma + ctas * padded_warps;
   cluster->first_begun = first_tensor + ctas;
   const uint32_t first_store = cluster->first_begun + ctas;
-  cluster->first_slot = first_store + (options_.blackwell ? ctas * warps : 0);
+  const uint32_t first_used = first_store + (options_.blackwell ? ctas * warps : 0);
+  cluster->used_shift = first_used - first_wgmma;
+  cluster->first_slot = first_used + (options_.blackwell ? ctas * padded_warps : 0);
   cluster->first_wide_slot = cluster->first_slot + static_cast<uint32_t>(cluster->slot_clocks.size());
   const bool stores = std::any_of(program_.instructions.begin(), program_.instructions.end(),
                                   [](const Instr& instr) { return instr.op() == Op::st_async; });

@@ -247,6 +247,8 @@ void Machine::TmaLoad(Context& c) {
     }
     uint64_t first = map.address;
     for (int d = 0; d < i.count; ++d) first += static_cast<uint64_t>(int64_t{coords[d]}) * map.strides[d];
+    // A multicast is read once, for all.
+    const double cycles = LoadCycles(bytes, first) / static_cast<double>(targets.size());
     for (Cta* target : targets) {
       Cta* signalled = target;
       if (i.has(k_pair)) {
@@ -261,7 +263,7 @@ void Machine::TmaLoad(Context& c) {
                                  Complete(site, cluster, signalled->rank << kRankShift | barrier_offset, op,
                                           static_cast<int64_t>(bytes));
                                },
-                               site, LoadReady(*target, bytes, first)});
+                               site, LoadReady(*target, bytes, cycles)});
     }
   }
 }

@@ -43,6 +43,16 @@ void Machine::TouchTmem(const Site& site, Cta& cta, uint32_t lane, uint32_t lane
   }
   if (!options_.races) return;
   const auto report = [&](const Access& before, bool before_writes, uint64_t at) {
+    const bool load = program_.instructions[before.pc()].op() == Op::tc_ld && before.cluster == cta.cluster->number;
+    if (load && actor.clocks->seen[before.base + cta.cluster->used_shift] >= before.clock) {
+      if (!warned_.insert({before.pc(), site.pc}).second) return;
+      warnings.push_back({"unwaited",
+                          Text("column %u of TMEM: this comes after the tcgen05.ld of line %d because of a use of its "
+                               "registers, which PTX does not promise: tcgen05.wait::ld would order them",
+                               static_cast<uint32_t>(at / 32), program_.instructions[before.pc()].line),
+                          site});
+      return;
+    }
     Race("TMEM", site, before, before_writes, writes, at, *cta.cluster,
          Text("column %u, lanes from %u", static_cast<uint32_t>(at / 32), static_cast<uint32_t>(at % 32 * 4)));
   };
@@ -165,6 +175,16 @@ void Machine::TcFinish(Warp& warp, bool loads, uint64_t serial) {
   for (Clocks& clocks : warp.lanes) clocks.Know(agent, static_cast<uint32_t>(serial));
 }
 
+// Registers of loads from TMEM, up to one, have been used: they are over, and those who rely on that should not.
+void Machine::TcUsed(Warp& warp, uint64_t serial) {
+  std::erase_if(warp.tmem_pending, [&](const Warp::InFlight& access) {
+    return access.serial <= serial && program_.instructions[access.pc].op() == Op::tc_ld;
+  });
+  if (!options_.races) return;
+  const uint32_t agent = warp.wgmma_agent + warp.cta->cluster->used_shift;
+  for (Clocks& clocks : warp.lanes) clocks.Know(agent, static_cast<uint32_t>(serial));
+}
+
 void Machine::TcWait(Context& c) { TcFinish(c.warp, c.instr.variant == 0, c.warp.issued); }
 
 // An instruction touches registers that loads from TMEM write, or names of theirs. What reads them comes after the load
@@ -196,14 +216,7 @@ void Machine::CheckLoads(Context& c) {
                 load.line));
     }
   }
-  if (last == 0) return;
-  if (warned_.insert({c.fragment.pc, 1}).second) {
-    warnings.push_back({"unwaited",
-                        "a register is used before the tcgen05.wait::ld of its tcgen05.ld: the value is right, and "
-                        "nothing else is ordered by that",
-                        c.site(*this)});
-  }
-  TcFinish(c.warp, true, last);
+  if (last != 0) TcUsed(c.warp, last);
 }
 
 void Machine::TcLoadStore(Context& c) {
@@ -261,8 +274,7 @@ void Machine::TcLoadStore(Context& c) {
     columns = std::max(columns, at_column + per - column);
   }
   // The warp acts as one: .sync.aligned. The access relies on what all lanes know: not on the warp's own accesses
-  // before it, which may come later (PTX ISA, 9.7.16.6.2 and .4.2). It is over when it has been waited for; a load also
-  // when its registers are used, since the compiler waits for those.
+  // before it, which may come later (PTX ISA, 9.7.16.6.2 and .4.2). It is over when it has been waited for.
   Actor actor = LaneActor(c, lane);
   actor.access.base = static_cast<uint16_t>(loads ? warp.wgmma_agent : warp.store_agent);
   actor.access.lanes = 1;
