@@ -104,7 +104,7 @@ struct Warp {
   uint32_t clock = 1;
   uint32_t register_count = 0;
   int failed_polls = 0;
-  uint32_t apart = 0;  // instructions since all lanes were last together
+  uint32_t apart = 0;        // instructions since all lanes were last together
   std::set<uint32_t> asked;  // waits at mbarriers that have answered too early once
   uint32_t polled_pc = 0;
   uint64_t polled_at = 0;

@@ -204,7 +204,8 @@ void Machine::CheckLoads(Context& c) {
       const Operand& operand = c.operands[o];
       const int64_t of = operand.tracked >> kLoadShift;
       if (of == kManyLoads || of == int64_t{access.pc} + 1) last = access.serial;
-      if (!(operand.tracked & (kReadLoaded | kWritesLoaded)) || (!moves && !(operand.tracked & kWritesLoaded))) continue;
+      if (!(operand.tracked & (kReadLoaded | kWritesLoaded)) || (!moves && !(operand.tracked & kWritesLoaded)))
+        continue;
       const bool same =
           std::any_of(registers, registers + load.count, [&](const Operand& r) { return r.place == operand.place; });
       if (!same) continue;
