@@ -17,15 +17,15 @@ import pytest
 from jax_ggemm import compile_objects, cute, tuned
 from jax_ggemm.kernel import architectures, config, pick_sm100
 from jax_ggemm.kernel.config_sm100 import FIXED_BYTES, SMEM_BYTES, TMEM_COLUMNS, Eviction, Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_32, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_96, TOKENS_448, WIDE_PAIR
 from jax_ggemm.products import Call, Operands, Product
 
 pytestmark = pytest.mark.once
 
 ARCH = "sm_100a"
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
-TOKENS = [TOKENS_16, TOKENS_32]
-CANDIDATES = [*TOKENS, FEW_ROWS, SMALL, PAIR, WIDE_PAIR]
+VARYING = [TOKENS_96, TOKENS_448]
+CANDIDATES = [TOKENS_16, *VARYING, FEW_ROWS, SMALL, PAIR, WIDE_PAIR]
 
 
 def name(value: Any) -> str | None:
@@ -40,8 +40,12 @@ def name(value: Any) -> str | None:
 def test_shared_memory_is_full(candidate: Sm100Config) -> None:
     assert candidate.shared_memory_bytes <= SMEM_BYTES
     one_more = candidate.stage_bytes + candidate.weight_stage_bytes
-    if candidate.weight_k_tiles > 1:  # the operands have rings of their own
-        one_more = min(candidate.stage_bytes, candidate.weight_stage_bytes)
+    if candidate.weight_k_tiles > 1:  # the operands have rings of their own, but none waits for the other
+        filled = candidate.weight_stages * candidate.weight_k_tiles
+        assert candidate.stages <= filled
+        one_more = candidate.weight_stage_bytes
+        if candidate.stages < filled:
+            one_more = min(one_more, candidate.stage_bytes)
     assert candidate.shared_memory_bytes + one_more > SMEM_BYTES
     assert candidate.tmem_columns in {32, 64, 256, TMEM_COLUMNS}
 
@@ -77,6 +81,10 @@ def test_results_that_are_staged_cost_a_stage() -> None:
         {"splits_accumulator": True},
         {"swapped": True, "tile_m": 256, "tile_n": 256},
         {"tile_m": 16},
+        {"varying": True, "tile_n": 128},
+        {"swapped": True, "varying": True, "tile_m": 528},
+        {"swapped": True, "varying": True, "tile_m": 48},
+        {"swapped": True, "varying": True, "tile_n": 512},
         {"tile_m": 64, "tile_n": 128, "staged": True},
         {"multicast": 3},
         {"swapped": True, "tile_n": 128, "multicast": 2},
@@ -110,10 +118,17 @@ def test_what_is_picked_is_a_candidate(product: Product, m: int, columns: int) -
 
 def test_groups_of_few_rows_take_tiles_of_few_rows() -> None:
     assert pick_sm100.pick(Product.FORWARD, 32 * 8, 6144, 4096, 32) == TOKENS_16
-    assert pick_sm100.pick(Product.DLHS, 32 * 16, 6144, 4096, 32) == TOKENS_32
-    assert pick_sm100.pick(Product.FORWARD, 32 * 64, 6144, 4096, 32) == FEW_ROWS
-    assert pick_sm100.pick(Product.FORWARD, 32 * 65, 6144, 4096, 32) != FEW_ROWS
+    assert pick_sm100.pick(Product.DLHS, 32 * 16, 6144, 4096, 32) == TOKENS_96
+    assert pick_sm100.pick(Product.FORWARD, 32 * 64, 6144, 4096, 32) == TOKENS_96
+    assert pick_sm100.pick(Product.FORWARD, 32 * 65, 6144, 4096, 32) != TOKENS_96
     assert pick_sm100.pick(Product.FORWARD, 32 * 4096, 6144, 4096, 32) == WIDE_PAIR
+
+
+@pytest.mark.parametrize("rows", [128, 160, 256, 320])
+def test_groups_of_some_hundred_rows_take_tiles_that_vary(rows: int) -> None:
+    for product in (Product.FORWARD, Product.DLHS):
+        assert pick_sm100.pick(product, 32 * rows, 6144, 4096, 32) == TOKENS_448
+    assert not pick_sm100.pick(Product.DRHS, 32 * rows, 6144, 4096, 32).varying
 
 
 def test_the_model_counts_what_tiles_cost() -> None:
@@ -306,9 +321,9 @@ def test_each_half_of_the_accumulator_is_released_on_its_own() -> None:
     assert WIDE_PAIR.tmem_columns == TMEM_COLUMNS
 
 
-@pytest.mark.parametrize("candidate", TOKENS, ids=name)
 @pytest.mark.parametrize("product", [Product.FORWARD, Product.DLHS])
-def test_swapped_operands_have_the_weights_as_rows_of_the_product(product: Product, candidate: Sm100Config) -> None:
+def test_swapped_operands_have_the_weights_as_rows_of_the_product(product: Product) -> None:
+    candidate = TOKENS_16
     text = ptx(product, candidate)
     assert (64, candidate.tile_m) in boxes(product, candidate)
     assert (64, 128, 2, 1) in boxes(product, candidate)
@@ -317,6 +332,24 @@ def test_swapped_operands_have_the_weights_as_rows_of_the_product(product: Produ
     descriptor = (8 << 24) + (candidate.tile_m // 8 << 17)
     constants = {int(number) for number in re.findall(r"selp\.b32\s+%r\d+, \d+, (\d+), %p\d+;", text)}
     assert {number & 0x1FFE0000 for number in constants if number >> 24} == {descriptor}
+
+
+@pytest.mark.parametrize("candidate", VARYING, ids=name)
+@pytest.mark.parametrize("product", [Product.FORWARD, Product.DLHS])
+def test_tiles_that_vary_load_and_multiply_what_they_have(product: Product, candidate: Sm100Config) -> None:
+    text = ptx(product, candidate)
+    assert (64, 16) in boxes(product, candidate)  # half a granule of tokens, for each block of a pair
+    assert f"tcgen05.ld.sync.aligned.32x32b.x{candidate.granule}" in text
+    # A warp stores neighbouring columns of a row, and trades nothing.
+    assert "st.global.b16" in text
+    assert "shfl.sync.bfly" not in text
+    # The descriptor is a sum: M is 256 / 16 at bit 24, the rest is constant but for N / 8 at bit 17.
+    products = re.findall(r"tcgen05\.mma\.cta_group::2\.\S+ \[%r\d+\], %rd\d+, %rd\d+, (%r\d+), ", text)
+    assert len(products) == 4 * (4 if candidate.slots_per_tile > 1 else 1)
+    for register in set(products):
+        tokens, constant = re.findall(rf"(?:add\.s32|or\.b32)\s+{register}, (%r\d+), (\d+);", text)[0]
+        assert int(constant) >> 17 == 16 << 7
+        assert re.search(rf"shl\.b32\s+{tokens}, %r\d+, 14;", text)
 
 
 def test_results_leave_through_shared_memory_where_they_are_staged_only() -> None:

@@ -24,7 +24,7 @@ from emulated_layer import assert_layer_equals_plain_jax
 import jax_ggemm
 from jax_ggemm.kernel import config, pick_sm100
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_96, TOKENS_448, WIDE_PAIR
 from jax_ggemm.products import Product
 
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
@@ -76,13 +76,13 @@ SWITCHES = [
     Sm100Config(256, 512, 2, weight_k_tiles=2, weight_stages=2, splits_accumulator=True),
     dataclasses.replace(WIDE_PAIR, splits_accumulator=False),
     dataclasses.replace(WIDE_PAIR, stages=2, weight_stages=2),
+    Sm100Config(256, 256, 6, weight_stages=6, staged=True),
+    dataclasses.replace(WIDE_PAIR, staged=True),
+    Sm100Config(128, 128, 6, weight_stages=6, staged=True),
     Sm100Config(64, 128, 9, weight_stages=9, swapped=True),
     Sm100Config(128, 128, 2, weight_stages=2, swapped=True, wide_boxes=False),
-    Sm100Config(128, 128, 6, weight_stages=6, staged=True),
-    dataclasses.replace(WIDE_PAIR, staged=True),
-    Sm100Config(256, 256, 6, weight_stages=6, staged=True),
 ]
-"""Each of the changes off, and rings as small as they can be."""
+"""Each of the changes off, and rings as small as they can be. By default, every fourth of the first eleven."""
 
 DYNAMIC = [
     *(dataclasses.replace(candidate, dynamic=True) for candidate in (TOKENS_16, FEW_ROWS, SMALL, PAIR, WIDE_PAIR)),
@@ -149,10 +149,10 @@ TAKEN = [
 SWITCHED = [
     config.KernelSpec(product, BF16, BF16, False, candidate)
     for product in Product
-    for candidate in (SWITCHES if FULL else SWITCHES[list(Product).index(product) :: 4])
+    for candidate in (SWITCHES if FULL else SWITCHES[list(Product).index(product) : 11 : 4])
     if product.rows_are_ragged or not candidate.swapped
 ]
-STAGED = [candidate for candidate in SWITCHES if candidate.staged]
+STAGED = [candidate for candidate in reversed(SWITCHES) if candidate.staged]
 BOTH = [dataclasses.replace(candidate, dynamic=True) for candidate in STAGED]
 
 
@@ -188,6 +188,21 @@ IN_BF16 = [
     for product in Product
     for candidate in (FEW_ROWS, SMALL, PAIR, WIDE_PAIR)
 ]
+IN_BF16 += [config.KernelSpec(product, BF16, BF16, False, TOKENS_448) for product in (Product.FORWARD, Product.DLHS)]
+RINGS_OF_TWO = Sm100Config(512, 256, 2, weight_stages=2, swapped=True, varying=True, wide_boxes=False)
+VARYING = [
+    config.KernelSpec(product, dtype, dtype, False, candidate)
+    for product in (Product.FORWARD, Product.DLHS)
+    for dtype in (BF16, F16, F32)
+    for candidate in (
+        TOKENS_448,
+        TOKENS_96,
+        RINGS_OF_TWO,
+        dataclasses.replace(TOKENS_448, dynamic=True),
+        Sm100Config(256, 128, 4, weight_stages=4, swapped=True, varying=True),
+        Sm100Config(512, 128, 2, weight_stages=2, swapped=True, varying=True),
+    )
+][:: 1 if FULL else 25]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -199,6 +214,7 @@ def compiled() -> None:
             *SWITCHED,
             *TAKEN,
             *MULTICAST,
+            *VARYING,
             *(spec for spec, _, _ in mixed()),
             *(IN_BF16 if FULL else IN_BF16[1::3]),
         ],
@@ -318,6 +334,27 @@ def test_tiles_that_share_their_rows(spec: config.KernelSpec, histogram: str) ->
         check(spec, HISTOGRAMS[histogram], (M, *shape), seed=seed)
 
 
+@pytest.mark.parametrize("spec", VARYING, ids=name)
+@pytest.mark.parametrize("sizes", [(500, 0, 33, 257, 31), (448, 449, 256)], ids=str)
+def test_tiles_that_vary(spec: config.KernelSpec, sizes: tuple[int, ...]) -> None:
+    for seed in range(4 if FULL else 1):
+        check(spec, Groups(sizes), (sum(sizes) + 20, 392, 264), seed=seed)
+
+
+@pytest.mark.parametrize("spec", VARYING, ids=name)
+def test_tokens_of_other_groups_change_nothing(spec: config.KernelSpec) -> None:
+    sizes = (5, 300, 17, 33, 1, 290)
+    arrays = operands(spec, Groups(sizes), (sum(sizes), 72, 264))
+    want = expected(spec, arrays, Groups(sizes))
+    for parity in (0, 1):
+        poisoned, kept = arrays["lhs"].copy(), np.zeros(sum(sizes), bool)
+        for group, (start, stop) in enumerate(oracle.bounds(sizes, sum(sizes))):
+            kept[start:stop] = group % 2 == parity
+        poisoned[:, ~kept] = np.nan
+        got, _ = kernels.run(spec, ARCH, arrays | {"lhs": poisoned}, want.shape, multiprocessors=2, seed=parity)
+        np.testing.assert_array_equal(got[:, kept], want[:, kept])
+
+
 @pytest.mark.parametrize("spec", TAKEN, ids=name)
 def test_tiles_come_in_any_order(spec: config.KernelSpec) -> None:
     kernel = kernels.compiled(spec, ARCH)
@@ -355,7 +392,7 @@ def test_a_batch_is_a_longer_list_of_groups(spec: config.KernelSpec) -> None:
 @pytest.mark.parametrize("k", [64, 192, 256] if FULL else [192])
 def test_odd_and_even_numbers_of_tiles_of_the_contraction(k: int) -> None:
     for product in (Product.FORWARD, Product.DLHS):
-        spec = config.KernelSpec(product, BF16, F32, False, FEW_ROWS)
+        spec = config.KernelSpec(product, BF16, BF16, False, FEW_ROWS)
         shape = (M, k, 128) if product is Product.FORWARD else (M, 128, k)
         check(spec, HISTOGRAMS["tails"], shape)
 

@@ -15,6 +15,7 @@ from jax_ggemm.kernel.multicast_sm100 import MulticastGemmSm100
 from jax_ggemm.kernel.sm90 import GroupedGemmSm90
 from jax_ggemm.kernel.sm100 import GroupedGemmSm100
 from jax_ggemm.kernel.swapped_sm100 import SwappedGemmSm100
+from jax_ggemm.kernel.varying_sm100 import VaryingGemmSm100
 
 PREFIX = "jax_ggemm"
 """The name of the function in every object."""
@@ -42,7 +43,7 @@ def _kernel_of(spec: KernelSpec) -> GroupedGemmSm90 | GroupedGemmSm100:
     if not isinstance(spec.config, Sm100Config):
         return GroupedGemmSm90(spec)
     if spec.config.swapped:
-        return SwappedGemmSm100(spec)
+        return VaryingGemmSm100(spec) if spec.config.varying else SwappedGemmSm100(spec)
     return MulticastGemmSm100(spec) if spec.config.multicast > 1 else GroupedGemmSm100(spec)
 
 

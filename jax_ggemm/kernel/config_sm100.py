@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Container
 from typing import ClassVar
 
 import numpy as np
@@ -32,6 +33,9 @@ K_TILE_BYTES = 128
 ATOM_COLUMNS = 256
 """Columns of the widest product that one instruction gives."""
 
+_GRANULE = 16
+"""Columns of the narrowest product of 128 rows, by which wider ones grow, for each block that shares it."""
+
 
 class Eviction(enum.IntEnum):
     """How long L2 should hold what a TMA load brought, as the 64-bit policy that the load takes."""
@@ -52,7 +56,8 @@ class Sm100Config:
     """Blocks that share the contraction of a tile."""
 
     tile_m: int = 128
-    """Rows of a tile: 64 or 128 of one block, or 256 of a pair of blocks that multiplies as one (`cta_group::2`)."""
+    """Rows of a tile: 64 or 128 of one block, or 256 of a pair of blocks that multiplies as one (`cta_group::2`). Where
+    tiles are `varying`, the most rows of one."""
     tile_n: int = 256
     """Columns of a tile: 128 or 256, or 512 of a pair, which fill tensor memory."""
     stages: int = 4
@@ -71,6 +76,9 @@ class Sm100Config:
     """16-bit results leave through shared memory and the TMA unit instead: what stores from registers do without."""
     swapped: bool = False
     """The weights are the product's A, and tokens its B: few of them, as they come. Not where rows are contracted."""
+    varying: bool = False
+    """Where operands are swapped: tiles have as many tokens as their group has left, in granules (`varying_sm100`).
+    With 256 columns a tile is of a pair of blocks."""
     multicast: int = 1
     """Tiles side by side along n whose blocks share their rows of lhs: 2 load one half each, for both
     (`multicast_sm100`). Not where operands are swapped."""
@@ -81,10 +89,11 @@ class Sm100Config:
     """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
 
     def __post_init__(self) -> None:
-        rows = {16, 32, 64, 128} if self.swapped else {64, 128, 256}
-        columns = {128} if self.swapped else {128, 256, 512} if self.tile_m == 256 else {128, 256}
+        rows, columns = self._extents()
         if self.tile_m not in rows or self.tile_n not in columns:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
+        if self.varying and not self.swapped:
+            raise ValueError("no kernel for varying tiles of operands that are not swapped")
         if self.multicast not in ({1} if self.swapped else {1, 2}):
             swapped = " with swapped operands" if self.swapped else ""
             raise ValueError(f"no kernel{swapped} for {self.multicast} tiles that share their rows of lhs")
@@ -102,10 +111,35 @@ class Sm100Config:
                 f"{self.weight_stage_bytes} are fewer than 2, or do not fit {SMEM_BYTES} bytes of shared memory"
             )
 
+    def _extents(self) -> tuple[Container[int], set[int]]:
+        """The heights and widths of tiles that there are kernels for."""
+        if self.varying:
+            return range(self.granule, 2 * ATOM_COLUMNS + 1, self.granule), {128, 256}
+        if self.swapped:
+            return {16, 32, 64, 128}, {128}
+        return {64, 128, 256}, {128, 256, 512} if self.tile_m == 256 else {128, 256}
+
     @property
     def blocks(self) -> int:
         """Blocks that work on a tile together."""
+        if self.varying:
+            return self.tile_n // 128
         return 2 if self.tile_m == 256 else 1
+
+    @property
+    def granule(self) -> int:
+        """Tokens by which tiles vary."""
+        return _GRANULE * self.blocks
+
+    @property
+    def granules(self) -> int:
+        """Of the highest tile."""
+        return self.tile_m // self.granule
+
+    @property
+    def granule_bytes(self) -> int:
+        """Bytes of a granule of a tile of the left operand in one block."""
+        return _GRANULE * K_TILE_BYTES
 
     @property
     def cluster_blocks(self) -> int:
@@ -149,6 +183,8 @@ class Sm100Config:
     @property
     def slot_columns(self) -> int:
         """Columns of the accumulator that are handed over at once."""
+        if self.varying:
+            return min(1 << (self.tile_m - 1).bit_length(), ATOM_COLUMNS)
         if self.swapped:
             return self.tile_m
         return ATOM_COLUMNS if self.splits_accumulator else self.tile_n
@@ -165,8 +201,8 @@ class Sm100Config:
 
     @property
     def slots_per_tile(self) -> int:
-        """Parts that make a tile."""
-        return 2 if self.splits_accumulator else 1
+        """Parts that make a tile, at most."""
+        return 2 if self.splits_accumulator or (self.varying and self.tile_m > ATOM_COLUMNS) else 1
 
     @property
     def held_stages(self) -> int:

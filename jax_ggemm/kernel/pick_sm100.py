@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from jax_ggemm.kernel.config import ceil_div
-from jax_ggemm.kernel.config_sm100 import Eviction, Sm100Config
+from jax_ggemm.kernel.config_sm100 import ATOM_COLUMNS, Eviction, Sm100Config
 from jax_ggemm.products import Product
 
 MULTIPROCESSORS = 148
@@ -31,22 +31,31 @@ _NARROWEST_ROWS = 128
 _EXPOSED_EPILOGUE = 0.5
 """Of a tile that fills tensor memory: what the next one waits for, even where it is released by halves."""
 
-TOKENS_16 = Sm100Config(16, 128, 17, 2, 6, swapped=True, weight_eviction=Eviction.FIRST)
-TOKENS_32 = Sm100Config(32, 128, 16, 2, 5, swapped=True, weight_eviction=Eviction.FIRST)
+TOKENS_16 = Sm100Config(16, 128, 12, 2, 6, swapped=True, weight_eviction=Eviction.FIRST)
+TOKENS_96 = Sm100Config(96, 256, 10, 2, 5, swapped=True, varying=True, weight_eviction=Eviction.FIRST)
+TOKENS_448 = Sm100Config(448, 256, 5, weight_stages=5, swapped=True, varying=True)
 FEW_ROWS = Sm100Config(64, 128, 8, weight_k_tiles=2, weight_stages=5, weight_eviction=Eviction.FIRST)
 SMALL = Sm100Config(128, 128, 7, weight_stages=7)
 PAIR = Sm100Config(256, 256, 7, weight_stages=7)
 WIDE_PAIR = Sm100Config(256, 512, 4, weight_stages=4, splits_accumulator=True)
 
 
-_FOR_FEW_ROWS = {TOKENS_16: 8, TOKENS_32: 20, FEW_ROWS: 64}
+_FOR_FEW_ROWS = {TOKENS_16: 8, TOKENS_96: 64}
 """Up to how many rows a group, on average, each is taken: where the emulator's timeline has groups fit their tile."""
+
+_ROWS_OF_A_TILE = 384
+"""Up to how many rows a group, on average, `TOKENS_448` may be taken: most groups are one tile then. `WIDE_PAIR` reads
+less for each product of larger ones, and the timeline has it ahead."""
+
+_FOR_ANY = (SMALL, PAIR, WIDE_PAIR)
 
 
 def candidates(product: Product) -> tuple[Sm100Config, ...]:
-    """The configurations for a product that are compiled ahead of time."""
-    of_any = (SMALL, PAIR, WIDE_PAIR)
-    return (*_FOR_FEW_ROWS, *of_any) if product.rows_are_ragged else of_any
+    """The configurations for a product that are compiled ahead of time.
+
+    `FEW_ROWS`, which the first post's tuner chose for few rows, is there for `tune` to measure.
+    """
+    return (*_FOR_FEW_ROWS, TOKENS_448, FEW_ROWS, *_FOR_ANY) if product.rows_are_ragged else _FOR_ANY
 
 
 def estimate(config: Sm100Config, product: Product, m: int, k: int, n: int, groups: int) -> float:
@@ -75,11 +84,14 @@ def estimate(config: Sm100Config, product: Product, m: int, k: int, n: int, grou
     units = MULTIPROCESSORS // config.blocks
     share = config.blocks / MULTIPROCESSORS
     tiles = groups * tiles_down * ceil_div(columns, config.tile_n)
-    tile_rows = max(config.tile_m, _NARROWEST_ROWS * config.blocks)
-    multiply = 2 * tile_rows * config.tile_n * contraction / (FLOPS * share)
-    fill = 2 * (config.tile_m + config.tile_n) * contraction / (FILL_RATE * share)
-    drain = 2 * config.tile_m * config.tile_n / (FILL_RATE * share)
-    exposed = _EXPOSED_EPILOGUE * drain if config.slots_per_tile > 1 else 0.0
+    # Varying tiles have the rows of their group, and half a granule more; operands that are swapped no lower limit.
+    height = (rows + config.granule / 2) / tiles_down if config.varying else config.tile_m
+    multiplied = height if config.swapped else max(height, _NARROWEST_ROWS * config.blocks)
+    multiply = 2 * multiplied * config.tile_n * contraction / (FLOPS * share)
+    fill = 2 * (height + config.tile_n) * contraction / (FILL_RATE * share)
+    drain = 2 * height * config.tile_n / (FILL_RATE * share)
+    fills_tmem = config.slots_per_tile > 1 and height * config.tile_n > ATOM_COLUMNS * ATOM_COLUMNS
+    exposed = _EXPOSED_EPILOGUE * drain if fills_tmem else 0.0
     compute = math.ceil(tiles / units) * (max(multiply, fill, drain) + exposed)
     read_and_written = 2 * (m * (k + n) + groups * k * n)
     return max(compute, read_and_written / MEMORY_RATE)
@@ -103,4 +115,6 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm100Config:
         for config, rows in _FOR_FEW_ROWS.items():
             if m <= rows * groups:
                 return config
-    return min((SMALL, PAIR, WIDE_PAIR), key=lambda config: estimate(config, product, m, k, n, groups))
+    fits_a_tile = product.rows_are_ragged and m <= _ROWS_OF_A_TILE * groups
+    known = (TOKENS_448, *_FOR_ANY) if fits_a_tile else _FOR_ANY
+    return min(known, key=lambda config: estimate(config, product, m, k, n, groups))

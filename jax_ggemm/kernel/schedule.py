@@ -179,6 +179,7 @@ class Scheduler:
         self.ragged_rows = product.rows_are_ragged
         self.columns_are_n = product is not Product.DLHS
         self.shares = config.cluster == 2
+        self.granule = config.granule if isinstance(config, Sm100Config) and config.varying else 0
 
     @cute.jit
     def run(self, sizes: cute.Pointer, offsets: cute.Pointer, extents: Extents, ring: WorkRing):
@@ -349,10 +350,24 @@ class Scheduler:
         return start, end, weight, m_tiles
 
     @cute.jit
+    def _height(self, rows: Int32) -> Any:
+        """Rows of the tiles of a group, but for its last one.
+
+        Tiles that vary are as even as can be. A whole one and a short one, by turns, would go to the same two blocks
+        again and again.
+        """
+        height = self.config.tile_m
+        if cutlass.const_expr(self.granule > 0):
+            tiles = cutlass.max(ceil_div(rows, self.config.tile_m), 1)
+            height = ceil_div((rows + tiles - 1) // tiles, self.granule) * self.granule
+        return height
+
+    @cute.jit
     def _work_tile(self, e: Extents, element: Int32, group: tuple, place: tuple) -> WorkTile:
         """The tile at `place`, in tiles, of a group (first row, rows, weight matrix)."""
         start, rows, weight = group
-        down = place[0] * self.config.tile_m
+        height = self._height(rows)
+        down = place[0] * height
         column = place[1] * self.columns
         if cutlass.const_expr(self.tiles > 1):
             # There may be nothing left for the last ones: their columns lie past the last of the result.
@@ -377,7 +392,7 @@ class Scheduler:
             a_row=element * e.lhs_step + start + down,
             b_row=element * e.rhs_step + weight,
             out_row=element * e.m + start + down,
-            rows=cutlass.min(rows - down, self.config.tile_m),
+            rows=cutlass.min(rows - down, height),
             a_column=Int32(0),
             depth=element * e.bias_step + weight,
             role=Int32(ALONE),

@@ -22,7 +22,7 @@ from jax_ggemm.kernel.config import ceil_div
 from jax_ggemm.kernel.epilogue import Result
 from jax_ggemm.kernel.epilogue_sm100 import Epilogue
 from jax_ggemm.kernel.loads_sm100 import Loads
-from jax_ggemm.kernel.schedule import WorkRing
+from jax_ggemm.kernel.schedule import WorkRing, WorkTile
 from jax_ggemm.kernel.sm100 import GroupedGemmSm100
 
 _ROWS_AT_ONCE = 32
@@ -115,11 +115,7 @@ class SwappedEpilogue(Epilogue):
             pieces = ceil_div(cutlass.min(tile.rows, tile_m), at_once)
             if tile.k_tiles > 0:
                 slot_full.wait(slot)
-            bias = Float32(0)
-            if cutlass.const_expr(self.has_bias):  # noqa: SIM102 -- known when the kernel is compiled
-                if tile.k_tiles > 0 and column < result.columns:
-                    at = Int64(tile.depth) * Int64(result.columns) + Int64(column)
-                    bias = cute.make_tensor(result.bias + at, cute.make_layout(1))[0]
+            bias = self._bias(result, tile, column)
             for i in cutlass.range(pieces, unroll=1):
                 values = cute.make_rmem_tensor(at_once, Float32)
                 values.fill(0.0)
@@ -135,6 +131,16 @@ class SwappedEpilogue(Epilogue):
             if tile.k_tiles > 0:
                 slot.advance()
             tile = work.get(position)
+
+    @cute.jit
+    def _bias(self, result: Result, tile: WorkTile, column: Int32) -> Float32:
+        """What is added to a column of a tile."""
+        bias = Float32(0)
+        if cutlass.const_expr(self.has_bias):  # noqa: SIM102 -- known when the kernel is compiled
+            if tile.k_tiles > 0 and column < result.columns:
+                at = Int64(tile.depth) * Int64(result.columns) + Int64(column)
+                bias = cute.make_tensor(result.bias + at, cute.make_layout(1))[0]
+        return bias
 
     @cute.jit
     def _store_columns(self, values: cute.Tensor, result: Result, place: tuple, rows: Int32, column: Int32):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jax_ggemm.kernel.config_sm100 import Sm100Config
-from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_32, WIDE_PAIR
+from jax_ggemm.kernel.pick_sm100 import FEW_ROWS, PAIR, SMALL, TOKENS_16, TOKENS_448, WIDE_PAIR
 from jax_ggemm.products import Product
 from ptx_mutations import (
     blackwell_mutations,
@@ -15,6 +15,7 @@ from ptx_mutations import (
     pipeline_mutations,
     staged_mutations,
     swapped_mutations,
+    varying_mutations,
     weights_mutations,
 )
 from ptx_mutations.blackwell_text import BlackwellText, out_of_order
@@ -27,12 +28,14 @@ def beds() -> list[GroupedBed]:
     # An odd number of tiles of the contraction, and columns and a contraction whose ends no wide box reaches past.
     tokens = Problem(Product.FORWARD, m=90, k=264, n=264, sizes=(35, 0, 16, 1, 30))
     more_tokens = Problem(Product.DLHS, m=150, k=264, n=264, sizes=(70, 0, 32, 1, 40))
+    # A tile of two parts, whole granules, rows of a granule, more tiles than slots.
+    varying = Problem(Product.FORWARD, m=420, k=264, n=264, sizes=(300, 0, 32, 1, 70))
     halves = Problem(Product.FORWARD, m=420, k=264, n=520, sizes=(300, 0, 100))
     # More steps than stages, and a last tile along n without a neighbour.
     shared = Problem(Product.FORWARD, m=200, k=264, n=264, sizes=(130, 0, 40), note="multicast")
     contracted = Problem(Product.DRHS, m=480, n=264, sizes=(70, 0, 40, 1, 330), blocks=4, note="multicast")
     modules = (pipeline_mutations, blackwell_mutations, weights_mutations, halves_mutations, swapped_mutations)
-    modules = (*modules, dynamic_mutations, multicast_mutations, staged_mutations)
+    modules = (*modules, dynamic_mutations, multicast_mutations, staged_mutations, varying_mutations)
     mutations = [module.MUTATIONS for module in modules]
     # Of the clusters that there can be, all but one have work: in any order of events, one of the two that run gets the
     # one without, and both see at its own place that none is left.
@@ -58,7 +61,8 @@ def beds() -> list[GroupedBed]:
             (Problem(Product.DLHS, m=150, k=264, n=264, sizes=(3, 70, 0, 67)), FEW_ROWS),
             (tokens, TOKENS_16),
             # Fewer stages of tokens than weights are there for: otherwise nobody would ever wait for one.
-            (more_tokens, dataclasses.replace(TOKENS_32, stages=6)),
+            (more_tokens, dataclasses.replace(TOKENS_16, tile_m=32, stages=6, weight_stages=5)),
+            (varying, TOKENS_448),
             (shared, dataclasses.replace(SMALL, multicast=2)),
             (contracted, dataclasses.replace(PAIR, multicast=2)),
             (asked, dataclasses.replace(FEW_ROWS, dynamic=True)),
