@@ -1,4 +1,5 @@
-"""The PTX emulator judges what reaches the shared memory of a CTA when that has ended: wrong programs, right twins."""
+"""The PTX emulator judges what reaches the shared memory of a CTA that has ended, or not begun: wrong programs, right
+twins."""
 
 from __future__ import annotations
 
@@ -133,3 +134,77 @@ def test_an_address_of_its_own_that_was_mapped() -> None:
 def test_a_copy_signals_where_it_goes() -> None:
     copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 128, [%r7];"
     assert kinds_of(peer(only(copy), 0, SYNC), cluster=2) == [{"protocol"}] * 8
+
+
+_PEER = """
+  mov.u32 %r9, %cluster_ctarank; xor.b32 %r9, %r9, 1; add.u32 %r8, %r2, 1024;
+  mapa.shared::cluster.u32 %r6, %r4, %r9; mapa.shared::cluster.u32 %r7, %r8, %r9;
+"""
+_TO_PEER = (
+    only("mbarrier.init.shared.b64 [%r2+1024], 1; fence.mbarrier_init.release.cluster;")
+    + "{sync}"
+    + only(
+        "mov.u32 %r9, %cluster_ctarank; xor.b32 %r9, %r9, 1; add.u32 %r8, %r2, 1024;"
+        "mapa.shared::cluster.u32 %r6, %r2, %r9; mapa.shared::cluster.u32 %r7, %r8, %r9;"
+        "mbarrier.arrive.expect_tx.shared.b64 _, [%r2+1024], 128;"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%rd1], 128, [%r7];",
+        1,
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "access"),
+    [
+        ("", "st.shared::cluster.u32 [%r6], %r1;"),
+        ("st.shared.u32 [%r4+256], %r1;", "ld.shared::cluster.u32 %r8, [%r6+256];"),
+        ("st.shared.u32 [%r4+256], %r1;", "atom.shared::cluster.exch.b32 %r8, [%r6+256], 1;"),
+    ],
+)
+def test_a_peer_that_may_not_have_begun(before: str, access: str) -> None:
+    body = before + _PEER + "{sync}" + access + "{end}"
+    assert not any(kinds_of(body.format(sync=SYNC, end=SYNC), cluster=2))
+    halves = SYNC.split(";")
+    for wrong in (body.format(sync="", end=SYNC), body.format(sync=halves[0] + ";", end=halves[1] + ";")):
+        for kinds in kinds_of(wrong, cluster=2):
+            assert kinds
+            assert kinds <= {"protocol", "uninitialised"}
+
+
+def test_who_passed_a_barrier_that_releases_nothing_knows_that_its_peers_have_begun() -> None:
+    sync = "barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
+    assert not any(kinds_of(_PEER + sync + "st.shared::cluster.u32 [%r6], %r1;" + SYNC, cluster=2))
+
+
+@pytest.mark.parametrize("how", ["release", "relaxed"])
+def test_an_arrival_at_a_peer_that_may_not_have_begun(how: str) -> None:
+    init = only("mbarrier.init.shared.b64 [%r2+1024], 32; fence.mbarrier_init.release.cluster;")
+    body = f"{init} {_PEER} {{sync}} mbarrier.arrive.{how}.cluster.shared::cluster.b64 _, [%r7]; {SYNC}"
+    assert not any(kinds_of(body.format(sync=SYNC), cluster=2))
+    for kinds in kinds_of(body.format(sync=""), cluster=2):
+        assert kinds
+        assert kinds <= {"protocol", "barrier", "race"}
+
+
+def test_a_copy_to_a_peer_that_may_not_have_begun() -> None:
+    waits = "W: mbarrier.try_wait.parity.shared.b64 %p7, [%r2+1024], 0; @!%p7 bra W;" + SYNC
+    assert not any(kinds_of(_TO_PEER.format(sync=SYNC) + waits, cluster=2))
+    for kinds in kinds_of(_TO_PEER.format(sync="bar.warp.sync -1;") + waits, cluster=2):
+        assert kinds
+        assert kinds <= {"protocol", "barrier", "race"}
+
+
+@pytest.mark.parametrize("how", ["release", "relaxed"])
+def test_who_was_told_by_a_peer_knows_that_it_has_begun(how: str) -> None:
+    """CTA 1 tells CTA 0 through global memory; CTA 0 then stores to CTA 1."""
+    tell = f"st.{how}.gpu.global.u32 [%rd1], %r20;"
+    look = f"ld.{how.replace('release', 'acquire')}.gpu.global.u32 %r20, [%rd1];"
+    body = f"""
+  {_PEER} mov.u32 %r20, 7; setp.eq.u32 %p2, %r9, 1; @%p2 bra FIRST;
+  {only(tell)} bra END;
+FIRST: {{look}} st.shared::cluster.u32 [%r6], %r1;
+END: {SYNC}
+"""
+    spin = f"L: {look} setp.ne.u32 %p3, %r20, 7; @%p3 bra L;"
+    assert not any(kinds_of(body.format(look=spin), cluster=2, x_writable=True))
+    assert kinds_of(body.format(look=""), cluster=2, x_writable=True) == [{"protocol"}] * 8

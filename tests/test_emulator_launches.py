@@ -11,7 +11,7 @@ import numpy as np
 import ptx_emulator
 import pytest
 from emulated_programs import HEAD
-from ptx_emulator import Launch, Memory, emulate, native
+from ptx_emulator import Checks, Costs, Launch, Memory, emulate, native
 
 from jax_ggemm.kernel import config
 from jax_ggemm.products import Product
@@ -43,6 +43,27 @@ _TEXT = HEAD.format(target="sm_90a", body="")
 def test_launches_that_no_gpu_takes(message: str, launch: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):
         emulate(_TEXT, Launch(**({"params": [0, 0]} | launch)), Memory())
+
+
+@pytest.mark.parametrize(
+    ("message", "launch"),
+    [
+        (r"grid \(1\.0, 1, 1\): its extents must be integers", {"grid": (1.0, 1, 1)}),
+        ("block .* its extents must be integers", {"block": (32, None, 1)}),
+        ("shared_bytes 16.0: it must be an integer", {"shared_bytes": 16.0}),
+        ("parameter x is a number of 8 bytes, NoneType was given", {"params": [None, 0]}),
+        (r"parameter y is a number of 8 bytes, ndarray was given: .*array\.ctypes\.data", {"params": [0, np.zeros(4)]}),
+        ("parameter x .* str was given", {"params": ["5", 0]}),
+    ],
+)
+def test_values_of_another_type(message: str, launch: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=message):
+        emulate(_TEXT, Launch(**({"params": [0, 0]} | launch)), Memory())
+
+
+def test_extents_of_numpy() -> None:
+    one, warp = np.int64(1), np.int32(32)
+    assert emulate(_TEXT, Launch((one, one, one), (warp, one, one), params=[np.uint64(0), 0]), Memory()).instructions
 
 
 @pytest.mark.parametrize(
@@ -106,6 +127,13 @@ def test_an_array_that_is_read_only() -> None:
 def test_an_architecture_without_kernels() -> None:
     with pytest.raises(ValueError, match=r"arch 'sm_91': there are kernels for sm_90a, sm_100a"):
         ptx_emulator.implementation("sm_91")
+
+
+def test_a_timeline_that_nobody_would_see() -> None:
+    checks = Checks(timeline=Costs())
+    with pytest.raises(ValueError, match="timeline: only `on_report`"):
+        ptx_emulator.implementation("sm_90a", checks=checks)
+    ptx_emulator.implementation("sm_90a", checks=checks, on_report=print)
 
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from emulated_programs import run
+from emulated_programs import HEAD, run
+from ptx_emulator import Launch, Memory, emulate
 
 pytestmark = pytest.mark.emulator
 
@@ -111,6 +112,9 @@ REFUSED = [
     "wgmma.mma_async.sync.aligned.m64n8k8.f32.bf16.bf16 {%r5, %r6, %r7, %r8}, %rd1, %rd1, 1, 1, 1, 0, 0;",
     "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r5}, [%r2];",
     "@%r1 bra E; E:",
+    "add.u32 %r64, %r1, 1;",
+    "add.u32 %r5, %r100, 1;",
+    "add.u32 %q5, %r1, 1;",
 ]
 
 
@@ -146,3 +150,22 @@ def test_a_special_register_of_two_widths() -> None:
 def test_an_undefined_cache_policy() -> None:
     assert run("ld.global.L2::cache_hint.u32 %r5, [%rd4], %rd9;").kinds == {"uninitialised"}
     assert not run("mov.u64 %rd9, 0; ld.global.L2::cache_hint.u32 %r5, [%rd4], %rd9;").faults
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("kernel k has no closing brace", ("}\n", "")),
+        ("a statement of kernel k has no semicolon", ("ret;\n}", "ret")),
+        ("there is a label L already", ("ret;", "L: ret; L: ret;")),
+    ],
+)
+def test_text_that_is_broken(message: str, change: tuple[str, str]) -> None:
+    text = HEAD.format(target="sm_90a", body="")
+    assert change[0] in text
+    with pytest.raises(ValueError, match=rf"^line \d+: .*{message}"):
+        emulate(text.replace(*change), Launch(params=[0, 0]), Memory())
+
+
+def test_registers_up_to_the_last_one_and_labels_of_blocks() -> None:
+    assert not run("add.u32 %r0, %r1, 1; add.u32 %r63, %r0, 1; { L: } { L: }").faults

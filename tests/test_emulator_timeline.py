@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import ptx_emulator
 import pytest
-from ptx_emulator import Checks, Costs
+from ptx_emulator import Checks, Costs, Report
 
+import jax_ggemm
 from jax_ggemm.kernel import config
 from jax_ggemm.kernel.config_sm100 import Sm100Config
 from jax_ggemm.kernel.pick_sm100 import SMALL
@@ -99,3 +103,16 @@ def test_what_is_multicast_is_read_once() -> None:
 def test_without_the_cost_of_memory_the_tensor_cores_are_the_limit() -> None:
     fast = dataclasses.replace(Costs(), memory_bytes=1e6, l2_bytes=1e6, tma_latency=1.0)
     assert timeline(wide(4), fast)["tensor_busy_fraction"] > 1.2 * timeline(wide(4))["tensor_busy_fraction"]
+
+
+def test_the_timelines_of_a_program() -> None:
+    seen: list[tuple[config.KernelSpec, Report]] = []
+    checks = Checks(races=False, timeline=Costs())
+    emulated = ptx_emulator.implementation("sm_90a", checks=checks, on_report=lambda *report: seen.append(report))
+    lhs, rhs = jnp.ones((64, 64), jnp.bfloat16), jnp.ones((2, 64, 64), jnp.bfloat16)
+    out = jax.jit(lambda a, b, c: jax_ggemm.ragged_dot(a, b, c, implementation=emulated))(lhs, rhs, jnp.array([40, 24]))
+    assert (np.asarray(out, np.float32) == 64).all()
+    ((spec, report),) = seen
+    assert spec.product is Product.FORWARD
+    assert report.timeline is not None
+    assert report.timeline["cycles"] > 0

@@ -34,11 +34,14 @@ def _bar(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[s
     else:
         take(arguments, 1, 2)
     d.op = OP["bar_arrive" if "arrive" in parts else "bar_sync"]
+    if parts[0] == "bar" or "aligned" in parts:
+        d.flag("aligned")
     d.operands = [self.value(argument, 32) for argument in arguments]
 
 
 _PROXY_SPACES = {"shared::cta": 1, "shared::cluster": 3, "global": 4}
-"""Bits: shared memory of the CTA, of others, global memory (`SpaceClass` in core/clocks.h)."""
+_TENSOR_MAPS = 8
+"""Bits: shared memory of the CTA, of others, global memory, tensor maps (`SpaceClass` in core/clocks.h)."""
 
 
 def _fence(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence[str]) -> None:
@@ -51,6 +54,8 @@ def _fence(self: Operands, d: Decoded, parts: Sequence[str], arguments: Sequence
     elif parts[1] == "proxy" and "tensormap::generic" in parts:
         only(parts[2:], "tensormap::generic!", "acquire|release!", f"{_SCOPES}!")
         take(arguments, *((2,) if "acquire" in parts else (0,)))
+        if "acquire" in parts:
+            d.op, d.extra = OP["fence_proxy_async"], _TENSOR_MAPS
         return
     elif parts[1] == "proxy":
         only(parts[2:], "async|alias!", "|".join(_PROXY_SPACES) if "async" in parts else "")

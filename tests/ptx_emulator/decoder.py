@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ptx_emulator import decode_async, decode_basic, decode_memory, decode_tensor, registers
-from ptx_emulator.operands import FLAG, OP, REGISTER, SINK, Decoded, Operands
+from ptx_emulator.operands import ADDRESS, FLAG, OP, REGISTER, SINK, Decoded, Operands
 from ptx_emulator.syntax import UnsupportedInstructionError, split_operands
 
 _GUARD = re.compile(r"@(!?)\s*([%\w$]+)\s+(.*)", re.S)
@@ -81,20 +81,48 @@ class Decoder(Operands):
         """Marks the instructions that touch registers which an asynchronous instruction writes while others go on."""
         kernel = self.parser.kernel
 
-        def own_registers(fields: list[int], count: int) -> set[int]:
-            operands = kernel.operands[fields[5] : fields[5] + count]
+        def own_registers(fields: list[int], count: int, results: int = -1) -> set[int]:
+            first = 0 if results < 0 else registers.results(fields[0], results)
+            operands = kernel.operands[fields[5] + first : fields[5] + count]
             return {place for kind, place, _, _ in operands if kind == REGISTER}
 
-        loads = [fields for fields in kernel.instructions if fields[0] == OP["tc_ld"]]
-        loaded = {place for fields in loads for place in own_registers(fields, fields[11])}
-        # Moves are names of the same registers to the compiler: they use nothing.
+        # By register: which loads it holds values of. Moves are names of the same registers to the compiler.
+        loads: dict[int, set[int]] = {}
+        for at, fields in enumerate(kernel.instructions):
+            if fields[0] == OP["tc_ld"]:
+                for place in own_registers(fields, fields[11]):
+                    loads.setdefault(place, set()).add(at)
+        direct = set(loads)
         moving = (OP["mov"], OP["pack"], OP["unpack"])
         for fields in kernel.instructions:
-            if fields[0] in moving and own_registers(fields, fields[6]) & loaded:
-                loaded |= own_registers(fields, fields[6])
+            if fields[0] not in moving:
+                continue
+            sources, all_registers = own_registers(fields, fields[6], fields[11]), own_registers(fields, fields[6])
+            held = set().union(*(loads.get(place, set()) for place in sources))
+            if held:
+                for place in all_registers - sources:
+                    loads.setdefault(place, set()).update(held)
         for fields in kernel.instructions:
             own = own_registers(fields, fields[6])
             if fields[0] != OP["wgmma_mma"] and own & self.accumulators:
                 fields[13] |= 1 << FLAG["touches_accumulators"]
-            if fields[0] not in (*moving, OP["tc_ld"]) and own & loaded:
+            if not own.isdisjoint(loads):
+                self._mark_loaded(fields, loads, direct, names=fields[0] in (*moving, OP["tc_ld"]))
+
+    def _mark_loaded(self, fields: list[int], loads: dict[int, set[int]], direct: set[int], *, names: bool) -> None:
+        """Marks the operands of an instruction that hold what loads from TMEM give."""
+        kernel = self.parser.kernel
+        results = registers.results(fields[0], fields[11])
+        for i in range(fields[6]):
+            kind, place, _, _ = kernel.operands[fields[5] + i]
+            if kind not in (REGISTER, ADDRESS) or place not in loads:
+                continue
+            how = 0
+            if place in direct:
+                fields[13] |= 1 << FLAG["names_loads"]
+                how = registers.WRITES_LOADED if i < results else registers.READS_LOADED
+            if not names and i >= results:
                 fields[13] |= 1 << FLAG["touches_loads"]
+                only_one = len(loads[place]) == 1
+                how |= (1 + next(iter(loads[place])) if only_one else registers.MANY_LOADS) << registers.LOAD_SHIFT
+            kernel.tracked[fields[5] + i] = kernel.tracked.get(fields[5] + i, 0) | how

@@ -65,7 +65,8 @@ class Report:
     counts: dict[str, int]
     """The same by opcode."""
     warnings: tuple[Fault, ...] = ()
-    """What is right and may be slow: "serialised" for accumulators that are used before their wgmma.wait_group."""
+    """What gives right results: "serialised", accumulators that are used before their wgmma.wait_group, which is slow;
+    "unwaited", what comes after a tcgen05.ld by nothing but a use of its registers, which PTX does not promise."""
     timeline: dict[str, Any] | None = None
     """With `Checks.timeline`; see README.md."""
 
@@ -161,10 +162,10 @@ def _run(kernel: parser.Kernel, launch: Launch, memory: Memory, seed: int, check
         constant_bytes=len(constants),
         register_bytes=kernel.register_bytes,
         static_shared=kernel.static_shared,
-        grid=launch.grid,
-        block=launch.block,
-        cluster=launch.cluster,
-        shared_bytes=kernel.static_shared + launch.shared_bytes,
+        grid=tuple(map(int, launch.grid)),
+        block=tuple(map(int, launch.block)),
+        cluster=tuple(map(int, launch.cluster)),
+        shared_bytes=kernel.static_shared + int(launch.shared_bytes),
         registers=launches.registers(kernel, launch),
         seed=seed,
         races=checks.races,

@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import operator
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +235,13 @@ class Emulated:
     multiprocessors: int = 4
     seed: int = 0
     checks: Checks | None = None
+    on_report: Callable[[KernelSpec, Report], None] | None = None
+    """Called after each launch, with its kernel and what the emulator says of it: counts, warnings, the timeline."""
     name: str = "ptx_emulator"
+
+    def __post_init__(self) -> None:
+        if self.checks is not None and self.checks.timeline is not None and self.on_report is None:
+            raise ValueError("checks.timeline: only `on_report` gets to see a timeline, and it is None")
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -255,8 +261,11 @@ class Emulated:
 
         def emulated(*values: Any) -> np.ndarray:
             given = {name: np.ascontiguousarray(value) for name, value in zip(names, values, strict=True)}
-            checks, seed, shape = self.checks, self.seed, result.shape
-            return run(spec, self.arch, given, shape, multiprocessors=self.multiprocessors, seed=seed, checks=checks)[0]
+            blocks, seed, checks = self.multiprocessors, self.seed, self.checks
+            out, report = run(spec, self.arch, given, result.shape, multiprocessors=blocks, seed=seed, checks=checks)
+            if self.on_report is not None:
+                self.on_report(spec, report)
+            return out
 
         return jax.pure_callback(emulated, result, *arrays)
 
@@ -280,7 +289,7 @@ def implementation(arch: str, **options: Any) -> Emulated:
       What `implementation=` of the public functions takes. It runs on the CPU, under jit as well.
 
     Raises:
-      ValueError: for an architecture that there are no kernels for.
+      ValueError: for an architecture that there are no kernels for, or a timeline that nobody would see.
     """
     if arch not in architectures.BY_NAME:
         raise ValueError(f"arch {arch!r}: there are kernels for {', '.join(architectures.BY_NAME)}")

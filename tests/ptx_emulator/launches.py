@@ -39,6 +39,8 @@ class Launch:
 
 
 def _check_extents(name: str, extents: tuple[int, int, int], largest: Sequence[int]) -> None:
+    if not all(isinstance(extent, (int, np.integer)) for extent in extents):
+        raise TypeError(f"{name} {tuple(extents)}: its extents must be integers")
     if len(extents) != 3 or any(not 1 <= own <= limit for own, limit in zip(extents, largest, strict=True)):
         raise ValueError(f"{name} {tuple(extents)}: it must have three extents from 1 to {tuple(largest)}")
 
@@ -47,7 +49,7 @@ def check(kernel: Kernel, launch: Launch) -> None:
     """Refuses a launch that no GPU would take.
 
     Raises:
-      ValueError: with what was asked for and what would do.
+      ValueError, TypeError: with what was asked for and what would do.
     """
     _check_extents("grid", launch.grid, _LARGEST_GRID)
     _check_extents("block", launch.block, _LARGEST_BLOCK)
@@ -59,6 +61,8 @@ def check(kernel: Kernel, launch: Launch) -> None:
         raise ValueError(f"cluster {launch.cluster} has {ctas} CTAs: {_CLUSTER} are possible")
     if any(own % of for own, of in zip(launch.grid, launch.cluster, strict=True)):
         raise ValueError(f"a grid of {launch.grid} is not made of clusters of {launch.cluster}")
+    if not isinstance(launch.shared_bytes, (int, np.integer)):
+        raise TypeError(f"shared_bytes {launch.shared_bytes!r}: it must be an integer")
     shared = kernel.static_shared + launch.shared_bytes
     if launch.shared_bytes < 0 or shared > _SHARED_BYTES:
         raise ValueError(
@@ -80,6 +84,11 @@ def _encode(param: Param, value: Any) -> bytes:
         if len(value) != param.size:
             raise ValueError(f"parameter {param.name} has {param.size} bytes, {len(value)} were given")
         return bytes(value)
+    if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+        raise TypeError(
+            f"parameter {param.name} is a number of {param.size} bytes, {type(value).__name__} was given: it takes a "
+            "number, or bytes; of an array its address, array.ctypes.data"
+        )
     real = isinstance(value, (float, np.floating))
     if param.kind == "f" or (real and param.kind == "b"):
         layout = {4: "<f", 8: "<d"}.get(param.size)

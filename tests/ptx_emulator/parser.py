@@ -171,6 +171,7 @@ class _Parser:
         self.special_registers: dict[tuple[str, int], tuple[int, int]] = {}
         self.known_constants: dict[tuple[int, int], int] = {}
         self.declared: list[dict[str, int]] = [{}]
+        self.numbered: dict[tuple[int, str], int] = {}
         self.parents: list[int] = [-1]
         self.labels: dict[tuple[int, str], int] = {}
         self._static_shared(text[: match.start()])
@@ -204,9 +205,7 @@ class _Parser:
         text, at, scopes, count, used = self.text, self.start, [0], 0, 0
         line = text.count("\n", 0, at) + 1
         while True:
-            while text[at].isspace():
-                line += text[at] == "\n"
-                at += 1
+            at, line = self._next(at, line)
             if text[at] == "{":
                 self.declared.append({})
                 self.parents.append(scopes[-1])
@@ -221,11 +220,11 @@ class _Parser:
                 continue
             label = _LABEL.match(text, at)
             if label:
-                self.labels[scopes[-1], label.group(1)] = count
+                self._label(scopes[-1], label.group(1), count, line)
                 line += text.count("\n", at, label.end())
                 at = label.end()
                 continue
-            end = text.index(";", at)
+            end = self._end(at, line)
             statement = " ".join(text[at:end].split())
             if statement.startswith(".reg"):
                 self._declare(scopes[-1], statement)
@@ -242,12 +241,35 @@ class _Parser:
             line += text.count("\n", at, end)
             at = end + 1
 
+    def _next(self, at: int, line: int) -> tuple[int, int]:
+        """The next character that is no space, and its line."""
+        while at < len(self.text) and self.text[at].isspace():
+            line += self.text[at] == "\n"
+            at += 1
+        if at == len(self.text):
+            raise ValueError(f"line {line}: kernel {self.kernel.name} has no closing brace")
+        return at, line
+
+    def _end(self, at: int, line: int) -> int:
+        """Of the statement that begins here."""
+        end = self.text.find(";", at)
+        if end < 0:
+            raise ValueError(f"line {line}: a statement of kernel {self.kernel.name} has no semicolon")
+        return end
+
+    def _label(self, scope: int, name: str, at: int, line: int) -> None:
+        if (scope, name) in self.labels:
+            raise ValueError(f"line {line}: there is a label {name} already")
+        self.labels[scope, name] = at
+
     def _declare(self, scope: int, statement: str) -> None:
         _, kind, names = statement.split(None, 2)
         bits = 1 if kind == ".pred" else int(kind[2:])
         for name in split_operands(names):
             many = re.fullmatch(r"(.*?)<(\d+)>", name)
             self.declared[scope][many.group(1) + "#" if many else name] = bits
+            if many:
+                self.numbered[scope, many.group(1) + "#"] = int(many.group(2))
 
     def find_label(self, scope: int, name: str) -> int:
         """The instruction that a label stands before."""
@@ -260,7 +282,7 @@ class _Parser:
     def register(self, scope: int, name: str) -> tuple[int, int] | None:
         """(place, bits) of a register, or None where no such name is declared."""
         while scope >= 0:
-            bits = self.declared[scope].get(name) or self.declared[scope].get(re.sub(r"\d+$", "#", name))
+            bits = self.declared[scope].get(name) or self._numbered_bits(scope, name)
             if bits:
                 key = f"{scope}:{name}"
                 if key not in self.registers:
@@ -269,6 +291,14 @@ class _Parser:
                 return self.registers[key]
             scope = self.parents[scope]
         return None
+
+    def _numbered_bits(self, scope: int, name: str) -> int:
+        """Of one of the registers that `%r<64>` declares: %r0 to %r63; 0 for any other."""
+        digits = re.search(r"\d+$", name)
+        if digits is None:
+            return 0
+        many = name[: digits.start()] + "#"
+        return self.declared[scope].get(many, 0) if int(digits.group()) < self.numbered.get((scope, many), 0) else 0
 
     def place(self, bits: int) -> int:
         """Room for one more register."""

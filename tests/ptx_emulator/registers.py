@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from ptx_emulator.parser import Kernel
 
 READ, WRITTEN = 1, 2
+READS_LOADED, WRITES_LOADED = 4, 8
+"""Of registers that tcgen05.ld writes (core/program.h)."""
+LOAD_SHIFT = 8
+"""From this bit on: 1 + the tcgen05.ld whose value an operand reads, maybe through moves, or MANY_LOADS."""
+MANY_LOADS = 1 << 32
 
 _WITHOUT_RESULT = {
     OP[name]

@@ -102,7 +102,7 @@ def slot_returned_to_the_first_tile(t: BlackwellText) -> None:
 # Start and end
 
 
-@_add("race", "barrier", "uninitialised")
+@_add("protocol", "race", "barrier", "uninitialised")
 def cluster_does_not_meet_at_the_start(t: BlackwellText) -> None:
     """Blocks meet only within themselves before they use each other's barriers."""
     _meet_alone(t, 0)

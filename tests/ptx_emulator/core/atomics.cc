@@ -14,9 +14,14 @@ void Machine::Publish(Context& c, uint32_t lanes, uint64_t address, bool keeps) 
   const uint64_t place = PlaceOf(c, address);
   const std::vector<Clocks>& from = c.instr.has(k_release) ? c.warp.lanes : c.warp.fences;
   if (!keeps || !c.instr.has(k_strong)) published.erase(place);
-  if (!c.instr.has(k_strong) || from.empty()) return;
+  const Cluster& cluster = *c.warp.cta->cluster;
+  if (!c.instr.has(k_strong) || (from.empty() && cluster.ctas.size() == 1)) return;
   Clocks& to = published[place];
-  if (to.seen.empty()) to.Resize(c.warp.cta->cluster->agents, fences_);
+  if (to.seen.empty()) to.Resize(cluster.agents, fences_);
+  for (uint32_t left = lanes; left != 0; left &= left - 1) {
+    TellBegun(cluster, c.warp.lanes[static_cast<size_t>(__builtin_ctz(left))], to);
+  }
+  if (from.empty()) return;
   for (uint32_t left = lanes; left != 0; left &= left - 1) Join(to, from[static_cast<size_t>(__builtin_ctz(left))]);
 }
 
@@ -27,6 +32,7 @@ void Machine::Observe(Context& c, int lane, uint64_t address) {
   const auto found = cluster.published.find(PlaceOf(c, address));
   if (found == cluster.published.end()) return;
   if (c.instr.has(k_acquire)) return Join(c.warp.lanes[lane], found->second);
+  TellBegun(cluster, found->second, c.warp.lanes[lane]);
   if (c.warp.pending.empty()) {
     c.warp.pending.resize(32);
     for (Clocks& clocks : c.warp.pending) clocks.Resize(cluster.agents, fences_);

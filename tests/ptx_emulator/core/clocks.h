@@ -7,9 +7,10 @@
 
 namespace ptx {
 
-// Memory that a proxy fence may or may not be for: shared memory of its CTA, of other CTAs, global memory.
-enum SpaceClass : int { kOwnShared, kOtherShared, kGlobalSpace, kSpaceClasses };
+// What a proxy fence may or may not be for: shared memory of its CTA, of other CTAs, global memory, tensor maps in it.
+enum SpaceClass : int { kOwnShared, kOtherShared, kGlobalSpace, kTensorMaps, kSpaceClasses };
 constexpr int kNoProxies = -2;  // instead of the number of a fence, where there are no proxies to tell apart
+constexpr int kOfPlace = -3;    // the fence that is for the place
 
 // `seen`: what happened before, to be relied on by generic accesses and, of asynchronous accesses, by all.
 // `fenced`: the generic accesses that a proxy fence lies behind, so that asynchronous accesses may rely on them; one

@@ -57,7 +57,7 @@ Step Machine::SetRegisters(Context& c) {
 Step Machine::Execute(Context& c) {
   const Instr& i = c.instr;
   if (i.has(k_tracked)) TrackRegisters(c);
-  if (i.has(k_touches_loads) && !c.warp.tmem_pending.empty()) CheckLoads(c);
+  if (!c.warp.tmem_pending.empty() && (i.has(k_touches_loads) || i.has(k_names_loads))) CheckLoads(c);
   if (i.has(k_touches_accumulators) && i.op() != Op::wgmma_mma) CheckAccumulators(c);
   const int lane = __builtin_ctz(c.mask);
   switch (i.op()) {

@@ -38,6 +38,7 @@ void Machine::NoteUse(const Site& site, Cta& cta, const Actor& actor) {
   Access& last = cta.last_use;  // an operation mostly goes on with what it began
   if (last.base == base && last.clock == actor.access.clock && last.lanes == actor.access.lanes) return;
   last = actor.access;
+  CheckBegun(site, cta, *actor.clocks);
   for (uint32_t lanes = actor.access.lanes; lanes != 0; lanes &= lanes - 1) {
     const uint32_t lane = static_cast<uint32_t>(__builtin_ctz(lanes));
     Access& use = cta.uses[base + lane];

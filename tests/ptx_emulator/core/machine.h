@@ -104,6 +104,7 @@ struct Warp {
   uint32_t clock = 1;
   uint32_t register_count = 0;
   int failed_polls = 0;
+  uint32_t apart = 0;        // instructions since all lanes were last together
   std::set<uint32_t> asked;  // waits at mbarriers that have answered too early once
   uint32_t polled_pc = 0;
   uint64_t polled_at = 0;
@@ -125,6 +126,7 @@ struct Warp {
   struct InFlight {
     uint64_t serial;  // of the last product that writes them
     uint32_t pc;
+    bool read = false;  // by a move
   };
   std::vector<InFlight> in_flight;     // accumulators that products may still write
   std::vector<InFlight> tmem_pending;  // accesses to TMEM that have not been waited for
@@ -133,7 +135,16 @@ struct Warp {
   int early_line = 0;
   std::deque<double> product_ends;  // when each group that is committed is complete
   double product_end = 0;
-  uint32_t wgmma_agent = 0;  // of its products, or of its TMEM accesses
+  uint32_t wgmma_agent = 0;  // of its products, or of its loads from TMEM
+  uint32_t store_agent = 0;  // of its stores to TMEM
+
+  // Named barriers that some of its lanes are at, one after the other.
+  struct Arrival {
+    uint32_t id, lanes, expected;
+    bool of_all;
+    Site site;
+  };
+  std::vector<Arrival> arrivals;
 
   // Cluster barrier.
   uint64_t cluster_generation = 0;
@@ -160,6 +171,13 @@ struct BarrierEvent {
   int times = 1;
 };
 
+// The last use of an mbarrier by an agent.
+struct BarrierUse {
+  uint32_t clock = 0;
+  uint32_t pc = 0;
+  int64_t released_by = -1;  // the phase of an arrival that releases nothing
+};
+
 struct Mbarrier {
   bool live = false;
   uint32_t expected = 0;
@@ -173,6 +191,7 @@ struct Mbarrier {
   Access relaxed;  // the last arrival by another CTA that releases nothing, and its phase
   uint32_t relaxed_phase = 0;
   std::vector<int64_t> observed;  // by thread of the cluster: last phase that it waited for
+  std::vector<BarrierUse> uses;   // by agent
   std::deque<BarrierEvent> events;
   double time = 0;
 };
@@ -238,6 +257,8 @@ struct Cluster {
   std::vector<Task> tasks;
   std::vector<std::deque<Task>> queues;  // tensor cores, by CTA
   uint32_t agents = 0;
+  uint32_t used_shift = 0;   // from a warp's agent of loads from TMEM to that of loads whose registers were used
+  uint32_t first_begun = 0;  // by rank: who knows of it knows that the CTA has begun
   uint32_t first_slot = 0;
   std::array<uint32_t, 64> slot_clocks{};
   uint32_t next_slot = 0;
@@ -408,8 +429,12 @@ class Machine {
   void Release(Warp& warp, uint32_t lanes, Clocks& to);
   void Tick(Warp& warp);
   void Acquire(Warp& warp, uint32_t lanes, const Clocks& from);
+  void TellBegun(const Cluster& cluster, const Clocks& from, Clocks& to) const;
+  void CheckBegun(const Site& site, const Cta& cta, const Clocks& clocks);
   Mbarrier& Barrier(const Site& site, Cluster& cluster, uint32_t address, SharedPlace* place);
   void CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks& clocks, bool async, uint32_t offset);
+  void CheckBarrierEnd(const Site& site, const Mbarrier& barrier, const Clocks& clocks, const Cluster& cluster,
+                       uint32_t offset);
   void Arrive(const Site& site, Mbarrier& barrier, uint32_t count, uint32_t offset);
   void CompleteBytes(const Site& site, Mbarrier& barrier, int64_t bytes, uint32_t offset);
   void FinishClusterPhase(Cluster& cluster);
@@ -422,6 +447,8 @@ class Machine {
   Step MbarrierWait(Context& c);
   bool AsksTooEarly(Context& c, uint32_t passed);
   Step BarSync(Context& c, bool waits);
+  void ArriveNamed(Warp& warp, const Warp::Arrival& arrival);
+  void ArriveWithout(Warp& warp);
   void ClusterArrive(Context& c);
   Step ClusterWait(Context& c);
   void FenceAsync(Context& c);
@@ -450,7 +477,7 @@ class Machine {
   void BulkCommit(Context& c);
   Step BulkWait(Context& c);
   void TensorMapReplace(Context& c);
-  TensorMap ReadTensorMap(const Site& site, Cluster& cluster, uint64_t address);
+  TensorMap ReadTensorMap(Context& c, const Site& site, int lane, uint64_t address);
   void CopyBox(const Site& site, Cta& cta, const TensorMap& map, const std::array<int32_t, 5>& coords, uint32_t offset,
                const Actor& reader, const Actor& writer, bool load, int reduce);
   void TryCancel(Context& c);
@@ -491,7 +518,8 @@ class Machine {
   void TcDealloc(Context& c);
   void TcLoadStore(Context& c);
   void TcWait(Context& c);
-  void TcFinish(Warp& warp, uint64_t serial);
+  void TcFinish(Warp& warp, bool loads, uint64_t serial);
+  void TcUsed(Warp& warp, uint64_t serial);
   void CheckLoads(Context& c);
   Tmem& TmemOf(const Site& site, Cta& cta, int group);
   std::vector<Cta*> Pair(const Site& site, Cta& cta, bool pair);

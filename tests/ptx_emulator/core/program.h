@@ -163,10 +163,11 @@ struct Operand {
   int64_t place;    // in the register file, or in the constants
   int64_t addend;   // of an address
   int64_t bits;     // of the register
-  int64_t tracked;  // kRead, kWritten: of a register that something may read before it is written
+  int64_t tracked;  // kRead, kWritten: of a register that something may read before it is written; and the others
 };
 
 constexpr int64_t kRead = 1, kWritten = 2;
+constexpr int64_t kReadLoaded = 4, kWritesLoaded = 8;  // a register that a tcgen05.ld writes
 
 struct SpecialRegister {
   int64_t number;

@@ -45,11 +45,23 @@ bool Machine::Ready(Warp& warp, const Fragment& fragment) {
   return false;
 }
 
-// The ready group that is furthest behind: lanes come together again where they can.
+// The ready group that is furthest behind: lanes come together again where they can. What it does may take a lane of
+// another group to go on, as every lane does: after a while they take turns.
 Fragment* Machine::PickFragment(Warp& warp) {
+  constexpr uint32_t kTurn = 2048;
+  const uint32_t turn = warp.apart / kTurn;
   Fragment* best = nullptr;
+  uint32_t ready = 0;
   for (Fragment& fragment : warp.fragments) {
-    if ((best == nullptr || fragment.pc < best->pc) && Ready(warp, fragment)) best = &fragment;
+    if (turn % 2 == 0 && best != nullptr && fragment.pc >= best->pc) continue;
+    if (!Ready(warp, fragment)) continue;
+    best = &fragment;
+    ++ready;
+  }
+  if (turn % 2 == 0 || ready < 2) return best;
+  uint32_t skip = turn / 2 % ready;
+  for (Fragment& fragment : warp.fragments) {
+    if (Ready(warp, fragment) && skip-- == 0) return &fragment;
   }
   return best;
 }
@@ -84,6 +96,7 @@ void Machine::RunWarp(Warp& warp, int quantum) {
       warp.live &= ~fragment->mask;
       warp.fragments.erase(warp.fragments.begin() + (fragment - warp.fragments.data()));
       ++progress_;
+      ArriveWithout(warp);
       if (warp.done()) return FinishWarp(warp);
       continue;
     }
@@ -93,6 +106,13 @@ void Machine::RunWarp(Warp& warp, int quantum) {
       const uint32_t guard = *reinterpret_cast<const uint32_t*>(warp.registers + instr.guard);
       mask &= instr.guard_negated ? ~guard : guard;
     }
+    if (instr.op() == Op::bar_sync && !instr.has(k_aligned) && mask != 0 && mask != fragment->mask) {
+      const Fragment others{fragment->pc + 1, fragment->mask & ~mask, {}, false};  // these do not wait here
+      fragment->mask = mask;
+      warp.fragments.push_back(others);
+      continue;
+    }
+    warp.apart = warp.fragments.size() == 1 ? 0 : warp.apart + 1;
     ++instructions;
     ++executed[fragment->pc];
     if (options_.timeline) {
@@ -124,6 +144,7 @@ void Machine::RunWarp(Warp& warp, int quantum) {
       ++fragment->pc;
       ++progress_;
       if (fragment->mask == 0) warp.fragments.erase(warp.fragments.begin() + (fragment - warp.fragments.data()));
+      ArriveWithout(warp);
       if (warp.done()) return FinishWarp(warp);
       continue;
     }

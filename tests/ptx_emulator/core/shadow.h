@@ -29,6 +29,7 @@ struct Access {
 struct Actor {
   Access access;
   const Clocks* clocks = nullptr;
+  int fence = kOfPlace;  // which fence must be between an earlier generic access and this one
 };
 
 // `fence`: which of the fenced clocks are for the place, or -1 where no fence of the program is for it. An asynchronous
@@ -135,7 +136,7 @@ class Shadow {
     const auto conflicts = [&](const Access& before) {
       if (before.lanes == 0 || !(before.bytes() & access.bytes())) return false;
       if (before.has(kAtomic) && access.has(kAtomic)) return false;
-      return !Ordered(before, access, clocks, FenceAfter(before));
+      return !Ordered(before, access, clocks, actor.fence == kOfPlace ? FenceAfter(before) : actor.fence);
     };
     if (conflicts(cell.write)) report(cell.write, true, offset);
     if (writes) {

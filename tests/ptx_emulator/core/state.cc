@@ -46,7 +46,11 @@ void Machine::StartCluster() {
   const uint32_t threads = static_cast<uint32_t>(options_.block.count()), warps = (threads + 31) / 32;
   const uint32_t padded_warps = (warps + 3) / 4 * 4;
   const uint32_t first_wgmma = ctas * warps * 32, first_tensor = first_wgmma + ctas * padded_warps;
-  cluster->first_slot = first_tensor + ctas;
+  cluster->first_begun = first_tensor + ctas;
+  const uint32_t first_store = cluster->first_begun + ctas;
+  const uint32_t first_used = first_store + (options_.blackwell ? ctas * warps : 0);
+  cluster->used_shift = first_used - first_wgmma;
+  cluster->first_slot = first_used + (options_.blackwell ? ctas * padded_warps : 0);
   cluster->first_wide_slot = cluster->first_slot + static_cast<uint32_t>(cluster->slot_clocks.size());
   const bool stores = std::any_of(program_.instructions.begin(), program_.instructions.end(),
                                   [](const Instr& instr) { return instr.op() == Op::st_async; });
@@ -102,6 +106,7 @@ void Machine::StartCluster() {
       warp.register_count = options_.registers;
       warp.agent = (rank * warps + w) * 32;
       warp.wgmma_agent = first_wgmma + rank * padded_warps + w;
+      warp.store_agent = first_store + rank * warps + w;
       warp.register_memory.assign(static_cast<size_t>(program_.register_bytes) + 64, 0);
       warp.registers =
           warp.register_memory.data() + (64 - reinterpret_cast<uintptr_t>(warp.register_memory.data()) % 64);
@@ -110,6 +115,7 @@ void Machine::StartCluster() {
         for (uint32_t l = 0; l < 32; ++l) {
           warp.lanes[l].Resize(cluster->agents, fences_);
           warp.lanes[l].seen[warp.agent + l] = 1;
+          warp.lanes[l].Know(cluster->first_begun + rank, 1);
         }
       }
       warp.written.assign(static_cast<size_t>(program_.register_bytes) / 32, 0);

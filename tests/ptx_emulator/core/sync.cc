@@ -1,4 +1,4 @@
-// Barriers, fences, and what they tell whom.
+// mbarriers, fences, and what they tell whom.
 #include <algorithm>
 
 #include "machine.h"
@@ -21,6 +21,26 @@ void Machine::Tick(Warp& warp) {
 void Machine::Acquire(Warp& warp, uint32_t lanes, const Clocks& from) {
   if (!options_.races) return;
   for (uint32_t left = lanes; left != 0; left &= left - 1) Join(warp.lanes[__builtin_ctz(left)], from);
+}
+
+// What follows a thing that someone did follows his CTA's beginning, also where nothing was released or acquired.
+void Machine::TellBegun(const Cluster& cluster, const Clocks& from, Clocks& to) const {
+  for (uint32_t rank = 0; rank < cluster.ctas.size(); ++rank) {
+    const uint32_t agent = cluster.first_begun + rank;
+    if (from.seen[agent] != 0) to.Know(agent, 1);
+  }
+}
+
+// The CTAs of a cluster are there at the same time, and begin when they like. Until one has, its shared memory may be
+// somebody else's.
+void Machine::CheckBegun(const Site& site, const Cta& cta, const Clocks& clocks) {
+  if (clocks.seen[cta.cluster->first_begun + cta.rank] != 0) return;
+  Fail(
+      "protocol", site,
+      Text(
+          "CTA (%u, %u, %u) may not have begun: nothing orders that before this access to its shared memory. A barrier "
+          "of the cluster would",
+          cta.id.x, cta.id.y, cta.id.z));
 }
 
 Mbarrier& Machine::Barrier(const Site& site, Cluster& cluster, uint32_t address, SharedPlace* place) {
@@ -49,6 +69,26 @@ void Machine::CheckBarrierUse(const Site& site, Mbarrier& barrier, const Clocks&
          Text("the mbarrier at byte %u is used by the asynchronous proxy, and no fence.mbarrier_init or "
               "fence.proxy.async is between that and its init (line %d)",
               offset - kReservedShared, program_.instructions[barrier.init.pc()].line));
+  }
+}
+
+// Whoever used a barrier must be known to who puts an end to it.
+void Machine::CheckBarrierEnd(const Site& site, const Mbarrier& barrier, const Clocks& clocks, const Cluster& cluster,
+                              uint32_t offset) {
+  if (!options_.races) return;
+  int64_t latest = -1;  // phase that anyone saw: its arrivals are over, also those that released nothing
+  for (const int64_t phase : barrier.observed) latest = std::max(latest, phase);
+  for (uint32_t agent = 0; agent < barrier.uses.size(); ++agent) {
+    const BarrierUse& use = barrier.uses[agent];
+    if (clocks.seen[agent] >= use.clock || (use.released_by >= 0 && use.released_by <= latest)) continue;
+    Access access;
+    access.cluster = barrier.init.cluster;
+    access.base = static_cast<uint16_t>(agent / 32 * 32);
+    access.lanes = 1u << agent % 32;
+    access.pc_flags = use.pc | (agent >= cluster.first_begun ? kAsync : 0);
+    Fail("race", site,
+         Text("mbarrier.inval of the mbarrier at byte %u, and nothing orders a use of it before: %s",
+              offset - kReservedShared, NameAgent(access, cluster).c_str()));
   }
 }
 
@@ -130,8 +170,13 @@ void Machine::MbarrierInit(Context& c) {
     Mbarrier& barrier = place.cta->barriers[place.offset];
     if (c.instr.op() == Op::mbarrier_inval) {
       if (!barrier.live) Fail("barrier", site, "mbarrier.inval of what is no mbarrier");
+      if (options_.races) CheckBarrierUse(site, barrier, c.warp.lanes[l], false, place.offset);
+      CheckBarrierEnd(site, barrier, options_.races ? c.warp.lanes[l] : barrier.current, cluster, place.offset);
       barrier.live = false;
       place.cta->barrier_words[place.offset / 8] = 0;
+      const uint8_t nothing[8] = {};  // from now on these bytes are data, and this was a write to them
+      WriteShared(site, *place.cta, place.offset, 8, LaneActor(c, l), nothing);
+      std::memset(place.cta->shared_written.data() + place.offset, 0, 8);
       continue;
     }
     if (barrier.live) Fail("barrier", site, "an mbarrier is initialised again without mbarrier.inval");
@@ -152,6 +197,7 @@ void Machine::MbarrierInit(Context& c) {
     if (options_.races) {
       barrier.current.Resize(cluster.agents, fences_);
       barrier.complete.Resize(cluster.agents, fences_);
+      barrier.uses.resize(cluster.agents);
     }
     Note(barrier, "init", site, count);
   }
@@ -174,10 +220,16 @@ void Machine::MbarrierArrive(Context& c) {
     CheckWindow(c, lane_site, place);
     const uint32_t value = static_cast<uint32_t>(Value(c, address_at + 1, l));
     const uint64_t state = barrier.phase;
+    if (options_.races) {
+      const bool releases_nothing = arrives && i.has(k_relaxed);
+      barrier.uses[c.warp.agent + static_cast<uint32_t>(l)] = {c.warp.clock, c.fragment.pc,
+                                                               releases_nothing ? barrier.phase : int64_t{-1}};
+    }
     if (options_.races && place.cta != c.warp.cta) {
       if (i.has(k_relaxed)) {
         barrier.relaxed = LaneActor(c, l).access;
         barrier.relaxed_phase = barrier.phase;
+        CheckBegun(lane_site, *place.cta, c.warp.lanes[l]);
       } else {
         Use(lane_site, *place.cta, LaneActor(c, l));
       }
@@ -196,6 +248,8 @@ void Machine::MbarrierArrive(Context& c) {
       if (!i.has(k_relaxed)) {
         Release(c.warp, 1u << l, barrier.current);
         released |= 1u << l;
+      } else if (options_.races) {
+        TellBegun(cluster, c.warp.lanes[l], barrier.current);
       }
       const uint32_t count = i.has(k_expect_tx) ? 1 : value;
       if (count == 0 || count >= 1u << 20) Fail("barrier", lane_site, Text("%u arrivals at once", count));
@@ -238,6 +292,7 @@ Step Machine::MbarrierWait(Context& c) {
     Mbarrier& barrier = Barrier(site, cluster, static_cast<uint32_t>(Address(c, 1, l)), &place);
     if (place.cta != c.warp.cta) Fail("protocol", site, "a wait at an mbarrier of another CTA");
     const uint32_t parity = static_cast<uint32_t>(Value(c, 2, l)) & 1;
+    if (options_.races) barrier.uses[c.warp.agent + static_cast<uint32_t>(l)] = {c.warp.clock, c.fragment.pc, -1};
     if ((barrier.phase & 1) != parity) {
       passed |= 1u << l;
     } else {
@@ -285,124 +340,13 @@ Step Machine::MbarrierWait(Context& c) {
                 static_cast<long long>(first), static_cast<long long>(complete), History(barrier).c_str()));
     }
     last = complete;
-    if (!c.instr.has(k_relaxed)) Acquire(c.warp, 1u << l, barrier.complete);
+    if (!c.instr.has(k_relaxed)) {
+      Acquire(c.warp, 1u << l, barrier.complete);
+    } else if (options_.races) {
+      TellBegun(cluster, barrier.complete, c.warp.lanes[l]);
+    }
     if (options_.timeline && barrier.time > c.warp.time) c.warp.time = barrier.time;
   }
-  return Step::kNext;
-}
-
-Step Machine::BarSync(Context& c, bool waits) {
-  Warp& warp = c.warp;
-  Cta& cta = *warp.cta;
-  const int lane = __builtin_ctz(c.mask);
-  const Site site = c.site(*this);
-  const uint32_t id = static_cast<uint32_t>(Value(c, 0, lane));
-  if (id >= cta.named.size()) Fail("protocol", site, Text("named barrier %u: there are 16", id));
-  NamedBarrier& barrier = cta.named[id];
-  if (!c.fragment.arrived) {
-    if (!Converged(c, ~0u)) return Step::kBlocked;
-    const bool of_all = c.instr.operands == 1;
-    uint32_t expected = 0;
-    if (!of_all) {
-      expected = static_cast<uint32_t>(Value(c, 1, lane));
-      if (expected % 32 != 0 || expected == 0) {
-        Fail("protocol", site, Text("named barrier %u for %u threads: not a multiple of 32", id, expected));
-      }
-    } else {
-      for (const Warp& other : cta.warps) expected += other.done() ? 0 : 32;
-    }
-    barrier.of_all = of_all && (barrier.arrived == 0 || barrier.of_all);
-    if (barrier.arrived != 0 && barrier.expected != expected) {
-      Fail("protocol", site,
-           Text("named barrier %u is for %u threads here, and for %u where others arrived", id, expected,
-                barrier.expected));
-    }
-    barrier.expected = expected;
-    Release(warp, c.mask, barrier.current);
-    Tick(warp);
-    barrier.arrived += 32;
-    barrier.last = site;
-    if (warp.time + costs.barrier > barrier.time) barrier.time = warp.time + costs.barrier;
-    c.fragment.wait.value = barrier.generation;
-    c.fragment.arrived = true;
-    ++progress_;
-    if (barrier.arrived > expected) {
-      Fail("protocol", site, Text("more threads at named barrier %u than its %u", id, expected));
-    }
-    FinishNamedPhase(barrier);
-  }
-  if (waits && barrier.generation == c.fragment.wait.value) {
-    c.fragment.wait = {Wait::kNamedBarrier, &cta, id, barrier.generation};
-    return Step::kBlocked;
-  }
-  c.fragment.arrived = false;
-  if (waits) {
-    Acquire(warp, c.mask, barrier.complete);
-    if (options_.timeline && barrier.time > warp.time) warp.time = barrier.time;
-  }
-  return Step::kNext;
-}
-
-void Machine::FinishNamedPhase(NamedBarrier& barrier) {
-  if (barrier.arrived == 0 || barrier.arrived != barrier.expected) return;
-  barrier.arrived = 0;
-  ++barrier.generation;
-  if (!options_.races) return;
-  Join(barrier.complete, barrier.current);
-  barrier.current.Clear();
-}
-
-void Machine::ClusterArrive(Context& c) {
-  Warp& warp = c.warp;
-  Cluster& cluster = *warp.cta->cluster;
-  const Site site = c.site(*this);
-  if ((warp.live & ~c.mask) != 0) Fail("protocol", site, "a part of a warp arrives at the cluster's barrier");
-  if (warp.cluster_arrived) Fail("protocol", site, "a second arrival at the cluster's barrier without a wait");
-  if (options_.races) {
-    if (c.instr.has(k_relaxed)) {
-      if (!warp.fences.empty()) {
-        for (int l = 0; l < 32; ++l) Join(cluster.barrier_current, warp.fences[l]);
-      }
-    } else {
-      Release(warp, c.mask, cluster.barrier_current);
-    }
-    Tick(warp);
-  }
-  warp.cluster_arrived = true;
-  warp.cluster_generation = cluster.generation;
-  ++progress_;
-  ++cluster.arrived_warps;
-  FinishClusterPhase(cluster);
-}
-
-// Warps that have ended are not waited for. They may have arrived before.
-void Machine::FinishClusterPhase(Cluster& cluster) {
-  if (cluster.arrived_warps == 0) return;
-  uint32_t expected = 0;
-  for (const auto& cta : cluster.ctas) {
-    for (const Warp& other : cta->warps) {
-      expected += !other.done() || (other.cluster_arrived && other.cluster_generation == cluster.generation);
-    }
-  }
-  if (cluster.arrived_warps != expected) return;
-  cluster.arrived_warps = 0;
-  ++cluster.generation;
-  cluster.time = now_ + costs.barrier;
-  if (options_.races) Join(cluster.barrier_complete, cluster.barrier_current);
-}
-
-Step Machine::ClusterWait(Context& c) {
-  Warp& warp = c.warp;
-  Cluster& cluster = *warp.cta->cluster;
-  if (!warp.cluster_arrived) Fail("protocol", c.site(*this), "a wait at the cluster's barrier without an arrival");
-  if (cluster.generation == warp.cluster_generation) {
-    c.fragment.wait = {Wait::kClusterBarrier, warp.cta, 0, cluster.generation};
-    return Step::kBlocked;
-  }
-  if (!Converged(c, ~0u)) return Step::kBlocked;
-  warp.cluster_arrived = false;
-  if (options_.timeline && cluster.time > warp.time) warp.time = cluster.time;
-  Acquire(warp, c.mask, cluster.barrier_complete);
   return Step::kNext;
 }
 

@@ -47,6 +47,7 @@ Mbarrier& Machine::AsyncBarrier(const Site& site, Cluster& cluster, uint32_t add
   if (options_.races) {
     CheckBarrierUse(site, barrier, *op.clocks, true, place->offset);
     Use(site, *place->cta, AsyncActor(op, site.pc, false));
+    barrier.uses[op.agent] = {op.clock, site.pc, -1};
     Signal(barrier, op);
   }
   return barrier;
@@ -69,19 +70,24 @@ Actor Machine::AsyncActor(const AsyncOp& op, uint32_t pc, bool second, uint32_t 
   return actor;
 }
 
-TensorMap Machine::ReadTensorMap(const Site& site, Cluster& cluster, uint64_t address) {
+// A map that the kernel itself writes is read by the proxy of tensor maps: fence.proxy.tensormap::generic.acquire must
+// be between the writes and this.
+TensorMap Machine::ReadTensorMap(Context& c, const Site& site, int lane, uint64_t address) {
   if (address % 64 != 0) Fail("misaligned", site, "a tensor map must lie at a multiple of 64 bytes");
   uint8_t bytes[64];
-  Actor actor;
-  Clocks nobody;
   Buffer* buffer = memory_.Find(address, 64);
   if (buffer == nullptr) {
     Fail(
         "out-of-bounds", site,
         Text("no tensor map at %#llx: %s", static_cast<unsigned long long>(address), memory_.Nearest(address).c_str()));
   }
-  std::memcpy(bytes, reinterpret_cast<const void*>(address), 64);
-  (void)cluster;
+  if (buffer->writable) {
+    Actor actor = LaneActor(c, lane, kAsync);
+    actor.fence = fence_of_[kTensorMaps];
+    ReadGlobal(site, *c.warp.cta->cluster, address, 64, actor, bytes);
+  } else {
+    std::memcpy(bytes, reinterpret_cast<const void*>(address), 64);
+  }
   const TensorMap map = DecodeTensorMap(bytes);
   if (map.rank > 5 || map.element_bytes == 0) Fail("protocol", site, "this is no tensor map");
   if (map.interleave != 0) Fail("unsupported", site, "a tensor map with interleaving");
@@ -213,7 +219,7 @@ void Machine::TmaLoad(Context& c) {
     const int lane = __builtin_ctz(left);
     Site site = c.site(*this);
     site.lanes = 1u << lane;
-    const TensorMap map = ReadTensorMap(site, cluster, Value(c, 1, lane));
+    const TensorMap map = ReadTensorMap(c, site, lane, Value(c, 1, lane));
     if (map.rank != i.count) Fail("protocol", site, Text("the tensor map has rank %d", map.rank));
     std::array<int32_t, 5> coords{};
     for (int d = 0; d < i.count; ++d) coords[d] = static_cast<int32_t>(Value(c, 2 + d, lane));
@@ -277,7 +283,7 @@ void Machine::TmaStore(Context& c) {
       }
     }
   }
-  const TensorMap map = ReadTensorMap(site, cluster, Value(c, 0, lane));
+  const TensorMap map = ReadTensorMap(c, site, lane, Value(c, 0, lane));
   if (map.rank != i.count) Fail("protocol", site, Text("the tensor map has rank %d", map.rank));
   std::array<int32_t, 5> coords{};
   for (int d = 0; d < i.count; ++d) coords[d] = static_cast<int32_t>(Value(c, 1 + d, lane));

@@ -43,6 +43,16 @@ void Machine::TouchTmem(const Site& site, Cta& cta, uint32_t lane, uint32_t lane
   }
   if (!options_.races) return;
   const auto report = [&](const Access& before, bool before_writes, uint64_t at) {
+    const bool load = program_.instructions[before.pc()].op() == Op::tc_ld && before.cluster == cta.cluster->number;
+    if (load && actor.clocks->seen[before.base + cta.cluster->used_shift] >= before.clock) {
+      if (!warned_.insert({before.pc(), site.pc}).second) return;
+      warnings.push_back({"unwaited",
+                          Text("column %u of TMEM: this comes after the tcgen05.ld of line %d because of a use of its "
+                               "registers, which PTX does not promise: tcgen05.wait::ld would order them",
+                               static_cast<uint32_t>(at / 32), program_.instructions[before.pc()].line),
+                          site});
+      return;
+    }
     Race("TMEM", site, before, before_writes, writes, at, *cta.cluster,
          Text("column %u, lanes from %u", static_cast<uint32_t>(at / 32), static_cast<uint32_t>(at % 32 * 4)));
   };
@@ -93,6 +103,11 @@ Step Machine::TcAlloc(Context& c) {
         c.fragment.wait = {Wait::kPeer, cta, 0, tmem.pair_requests};
         return Step::kBlocked;
       }
+    }
+  }
+  if (pair && options_.races) {
+    for (const Cta* cta : Pair(site, *warp.cta, true)) {
+      for (Clocks& clocks : warp.lanes) clocks.Know(warp.cta->cluster->first_begun + cta->rank, 1);
     }
   }
   const int base = FindColumns(tmem, columns);
@@ -149,41 +164,60 @@ void Machine::TcDealloc(Context& c) {
   ++progress_;
 }
 
-// All accesses to TMEM up to one are over: every lane of the warp knows.
-void Machine::TcFinish(Warp& warp, uint64_t serial) {
-  warp.tmem_pending.erase(std::remove_if(warp.tmem_pending.begin(), warp.tmem_pending.end(),
-                                         [&](const Warp::InFlight& access) { return access.serial <= serial; }),
-                          warp.tmem_pending.end());
+// The warp's loads from TMEM, or its stores to it, are over up to one: every lane knows.
+void Machine::TcFinish(Warp& warp, bool loads, uint64_t serial) {
+  const Op op = loads ? Op::tc_ld : Op::tc_st;
+  std::erase_if(warp.tmem_pending, [&](const Warp::InFlight& access) {
+    return access.serial <= serial && program_.instructions[access.pc].op() == op;
+  });
   if (!options_.races) return;
-  for (Clocks& clocks : warp.lanes) clocks.Know(warp.wgmma_agent, static_cast<uint32_t>(serial));
+  const uint32_t agent = loads ? warp.wgmma_agent : warp.store_agent;
+  for (Clocks& clocks : warp.lanes) clocks.Know(agent, static_cast<uint32_t>(serial));
 }
 
-void Machine::TcWait(Context& c) {
-  uint64_t last = 0;
-  for (const Warp::InFlight& access : c.warp.tmem_pending) {
-    if (program_.instructions[access.pc].op() == (c.instr.variant == 0 ? Op::tc_ld : Op::tc_st)) {
-      last = std::max(last, access.serial);
-    }
-  }
-  if (last != 0) TcFinish(c.warp, last);
+// Registers of loads from TMEM, up to one, have been used: they are over, and those who rely on that should not.
+void Machine::TcUsed(Warp& warp, uint64_t serial) {
+  std::erase_if(warp.tmem_pending, [&](const Warp::InFlight& access) {
+    return access.serial <= serial && program_.instructions[access.pc].op() == Op::tc_ld;
+  });
+  if (!options_.races) return;
+  const uint32_t agent = warp.wgmma_agent + warp.cta->cluster->used_shift;
+  for (Clocks& clocks : warp.lanes) clocks.Know(agent, static_cast<uint32_t>(serial));
 }
 
-// An instruction uses registers that loads from TMEM write, or names of theirs: the compiler waits for those.
+void Machine::TcWait(Context& c) { TcFinish(c.warp, c.instr.variant == 0, c.warp.issued); }
+
+// An instruction touches registers that loads from TMEM write, or names of theirs. What reads them comes after the load
+// (PTX ISA, 9.7.16.6.4.5: true dependencies are respected); what writes them may come before.
 void Machine::CheckLoads(Context& c) {
-  uint64_t direct = 0, any = 0;
-  for (const Warp::InFlight& access : c.warp.tmem_pending) {
+  constexpr int kLoadShift = 8;  // registers.py
+  constexpr int64_t kManyLoads = int64_t{1} << 32;
+  const Op op = c.instr.op();
+  const bool moves = op == Op::mov || op == Op::pack || op == Op::unpack;
+  uint64_t last = 0;  // load that is read
+  for (Warp::InFlight& access : c.warp.tmem_pending) {
     const Instr& load = program_.instructions[access.pc];
     if (load.op() != Op::tc_ld) continue;
-    any = access.serial;
     const Operand* registers = program_.operands.data() + load.first;
-    for (int j = 0; j < load.count && access.serial > direct; ++j) {
-      for (int o = 0; o < c.instr.operands; ++o) {
-        if (c.operands[o].kind == kRegister && c.operands[o].place == registers[j].place) direct = access.serial;
-      }
+    bool writes = false;
+    for (int o = 0; o < c.instr.operands; ++o) {
+      const Operand& operand = c.operands[o];
+      const int64_t of = operand.tracked >> kLoadShift;
+      if (of == kManyLoads || of == int64_t{access.pc} + 1) last = access.serial;
+      if (!(operand.tracked & (kReadLoaded | kWritesLoaded)) || (!moves && !(operand.tracked & kWritesLoaded)))
+        continue;
+      const bool same =
+          std::any_of(registers, registers + load.count, [&](const Operand& r) { return r.place == operand.place; });
+      if (!same) continue;
+      (operand.tracked & kWritesLoaded ? writes : access.read) = true;
+    }
+    if (writes && !access.read && last < access.serial) {
+      Fail("protocol", c.site(*this),
+           Text("the tcgen05.ld of line %d may write this result's register later: tcgen05.wait::ld must come before",
+                load.line));
     }
   }
-  const uint64_t last = direct != 0 ? direct : any;
-  if (last != 0) TcFinish(c.warp, last);
+  if (last != 0) TcUsed(c.warp, last);
 }
 
 void Machine::TcLoadStore(Context& c) {
@@ -240,10 +274,10 @@ void Machine::TcLoadStore(Context& c) {
     place(t, static_cast<uint32_t>(i.count) - 1, at_lane, at_column);
     columns = std::max(columns, at_column + per - column);
   }
-  // The warp acts as one: .sync.aligned. The access relies on what all lanes know. It is over when it has been waited
-  // for; a load also when its registers are used, since the compiler waits for those.
+  // The warp acts as one: .sync.aligned. The access relies on what all lanes know: not on the warp's own accesses
+  // before it, which may come later (PTX ISA, 9.7.16.6.2 and .4.2). It is over when it has been waited for.
   Actor actor = LaneActor(c, lane);
-  actor.access.base = static_cast<uint16_t>(warp.wgmma_agent);
+  actor.access.base = static_cast<uint16_t>(loads ? warp.wgmma_agent : warp.store_agent);
   actor.access.lanes = 1;
   actor.access.clock = static_cast<uint32_t>(++warp.issued);
   Clocks known;
@@ -252,7 +286,6 @@ void Machine::TcLoadStore(Context& c) {
     for (int l = 0; l < 32; ++l) {
       if (c.mask >> l & 1) Meet(known, warp.lanes[l]);
     }
-    known.Know(warp.wgmma_agent, actor.access.clock);
     actor.clocks = &known;
   }
   TouchTmem(site, *warp.cta, base, whole ? 32 : 16, column, columns, actor, !loads);
