@@ -199,10 +199,11 @@ VARYING = [
         TOKENS_96,
         RINGS_OF_TWO,
         dataclasses.replace(TOKENS_448, dynamic=True),
+        Sm100Config(448, 256, 4, weight_k_tiles=2, weight_stages=3, swapped=True, varying=True),
         Sm100Config(256, 128, 4, weight_stages=4, swapped=True, varying=True),
         Sm100Config(512, 128, 2, weight_stages=2, swapped=True, varying=True),
     )
-][:: 1 if FULL else 25]
+][:: 1 if FULL else 29]
 
 
 @pytest.fixture(scope="module", autouse=True)
