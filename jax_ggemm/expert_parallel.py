@@ -218,10 +218,7 @@ class Rank(NamedTuple):
 
     def specs(self, params: _Weights) -> _Weights:
         """The specs of `take_apart(params)`."""
-        specs: Any = _specs(self.parallel, self.layout, self.parallel.expert_axis, stored=False)
-        if isinstance(params, SharedParams):
-            specs = _shared(_specs(self.parallel, self.layout, None, stored=False))
-        fields = specs._asdict()
+        fields = self._specs_of(params, stored=False)._asdict()
         if self._apart:
             fields |= {name: (spec, spec) for name, spec in fields.items() if name.startswith("gate_up")}
         return type(params)(**{name: None if getattr(params, name) is None else fields[name] for name in fields})
@@ -236,7 +233,7 @@ class Rank(NamedTuple):
         if not self._apart:
             return params
         axis = -2 if self.layout.out_first else -1
-        stored = self._stored(params)
+        stored = self._specs_of(params, stored=True)
 
         def split(name: str, axis: int) -> tuple[jax.Array, ...]:
             # Both halves whole, as their fusion is: XLA would split that over the tensor axis, and send weights around.
@@ -250,10 +247,11 @@ class Rank(NamedTuple):
             fused["gate_up_bias"] = split("gate_up_bias", -1)
         return params._replace(**fused)
 
-    def _stored(self, params: _Weights) -> _Weights:
-        """The specs that these parameters are stored with."""
-        parallel, layout = self.parallel, self.layout
-        return parallel.shared_specs(layout) if isinstance(params, SharedParams) else parallel.expert_specs(layout)
+    def _specs_of(self, params: _Weights, stored: bool) -> Any:
+        """The specs that these parameters are stored with, or that the layer takes them with."""
+        if isinstance(params, SharedParams):
+            return _shared(_specs(self.parallel, self.layout, None, stored=stored))
+        return _specs(self.parallel, self.layout, self.parallel.expert_axis, stored=stored)
 
     def put_together(self, params: _Weights) -> _Weights:
         """This rank's parameters, as the layer on one device takes them: gathered over the FSDP axes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from jax_ggemm.kernel import operands, rings
@@ -67,12 +67,17 @@ class Loads:
                     weights_at.advance()
                 at.advance()
             tile = work.get(position)
-        # What the last products signal has come.
-        for _ in cutlass.range_constexpr(config.stages):
+        self._finish((empty, weights), at, weights_at)
+
+    @cute.jit
+    def _finish(self, emptied: tuple, at: pipeline.PipelineState, weights_at: pipeline.PipelineState):
+        """Waits until what the last products signal has come; `emptied` is (of the stages, of those of weights)."""
+        empty, weights = emptied
+        for _ in cutlass.range_constexpr(self.config.stages):
             empty.wait(at)
             at.advance()
-        if cutlass.const_expr(per_stage > 1):
-            for _ in cutlass.range_constexpr(config.weight_stages):
+        if cutlass.const_expr(self.config.weight_k_tiles > 1):
+            for _ in cutlass.range_constexpr(self.config.weight_stages):
                 weights.wait(weights_at)
                 weights_at.advance()
 

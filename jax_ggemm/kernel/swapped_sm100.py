@@ -38,6 +38,11 @@ class SwappedGemmSm100(GroupedGemmSm100):
     def _epilogue(self) -> Epilogue:
         return SwappedEpilogue(self.spec)
 
+    @property
+    def _tokens(self) -> int:
+        """Columns of a product, of which a tile has one or more."""
+        return self.config.tile_m
+
     def _tiled_mma(self) -> cute.TiledMma:
         return blackwell.make_trivial_tiled_mma(
             self.dtype,
@@ -46,19 +51,19 @@ class SwappedGemmSm100(GroupedGemmSm100):
             self.a_major,
             Float32,
             self.group,
-            (self.config.tile_n, self.config.tile_m),
+            (self.config.tile_n, self._tokens),
         )
 
     def _tiles_of_product(self) -> tuple:
         """The tiles of a stage of lhs and of a stage of weights, as extents (of the weights, of tokens, contracted)."""
-        tile = (self.config.tile_n, self.config.tile_m)
+        tile = (self.config.tile_n, self._tokens)
         return (*tile, self.tile_k), (*tile, self.weight_tile[2])
 
     def _layouts(self, tiled_mma: cute.TiledMma) -> tuple:
         tile, weight_tile = self._tiles_of_product()
         config = self.config
         return (
-            blackwell.make_smem_layout_b(tiled_mma, tile, self.dtype, config.stages),
+            blackwell.make_smem_layout_b(tiled_mma, tile, self.dtype, config.stages * (config.tile_m // self._tokens)),
             blackwell.make_smem_layout_a(tiled_mma, weight_tile, self.dtype, config.weight_stages),
         )
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
@@ -85,25 +84,9 @@ class VaryingGemmSm100(SwappedGemmSm100):
     def _epilogue(self) -> Epilogue:
         return VaryingEpilogue(self.spec)
 
-    def _tiled_mma(self) -> cute.TiledMma:
-        """The product of one granule, of which every tile is made."""
-        tile = (self.config.tile_n, self.config.granule)
-        return blackwell.make_trivial_tiled_mma(
-            self.dtype, self.dtype, self.b_major, self.a_major, Float32, self.group, tile
-        )
-
-    def _tiles_of_product(self) -> tuple:
-        tile = (self.config.tile_n, self.config.granule)
-        return (*tile, self.tile_k), (*tile, self.weight_tile[2])
-
-    def _layouts(self, tiled_mma: cute.TiledMma) -> tuple:
-        """The stages of lhs, by the granule, and of the weights."""
-        tile, weight_tile = self._tiles_of_product()
-        config = self.config
-        return (
-            blackwell.make_smem_layout_b(tiled_mma, tile, self.dtype, config.stages * config.granules),
-            blackwell.make_smem_layout_a(tiled_mma, weight_tile, self.dtype, config.weight_stages),
-        )
+    @property
+    def _tokens(self) -> int:
+        return self.config.granule
 
     def _accumulators(self, tiled_mma: cute.TiledMma) -> cute.Layout:
         """(atom, 1, granules of a slot, slots) of tensor memory."""
@@ -265,14 +248,7 @@ class VaryingLoads(Loads):
                     )
                 at.advance()
             tile = work.get(position)
-        # What the last products signal has come.
-        for _ in cutlass.range_constexpr(config.stages):
-            empty.wait(at)
-            at.advance()
-        if cutlass.const_expr(per_stage > 1):
-            for _ in cutlass.range_constexpr(config.weight_stages):
-                weights.wait(weights_at)
-                weights_at.advance()
+        self._finish((empty, weights), at, weights_at)
 
     def _weights(self, of_block: Any, operand: tuple, tile: WorkTile, rank: Int32) -> tuple:
         """What a block loads of the weights, by plain and by wide boxes; see `Loads._tiles`."""
