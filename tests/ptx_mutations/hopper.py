@@ -14,7 +14,8 @@ from ptx_mutations.hopper_text import HopperText
 def beds() -> list[GroupedBed]:
     """Every bed."""
     narrow = Sm90Config(128, 128, 6)
-    thick = Problem(Product.DRHS, m=700, k=136, n=136, sizes=(40, 640, 0, 1), blocks=4)
+    # Nine tiles of a contraction that a pair shares.
+    thick = Problem(Product.DRHS, m=700, k=136, n=136, sizes=(40, 570, 0, 1), blocks=4)
     # Three tiles by three, of which the last is low; one of 65 rows by three, and a low one; rows of no group.
     pairs = Problem(Product.FORWARD, m=420, k=200, n=264, sizes=(300, 0, 65, 40), blocks=4)
     pair = dataclasses.replace(narrow, cluster=2)

@@ -167,28 +167,33 @@ def accumulators_not_zeroed(t: HopperText) -> None:
 # Results
 
 
-@_add(WRONG, "race")
+def _masked(t: HopperText) -> range:
+    """What writes tiles that end with their group."""
+    return range(t.find(r"shfl\.sync\.bfly", t.tile), t.tile.stop)
+
+
+@_add(WRONG, "race", beds=_TILES)
 def row_mask_of_the_last_tile(t: HopperText) -> None:
     """Rows past the end of a group are written too, over those of the next group."""
-    line = t.find(r"or\.pred\s+%\w+, %\w+, %\w+;", t.products)
+    line = t.find(r"or\.pred\s+%\w+, %\w+, %\w+;", _masked(t))
     columns, rows = t.lines[line].rstrip(";").split(", ")[1:]
-    for i in t.all(rf"or\.pred\s+%\w+, %\w+, {rows};", t.products):
+    for i in t.all(rf"or\.pred\s+%\w+, %\w+, {rows};", _masked(t)):
         t.substitute(i, rf", {rows};", f", {t.lines[i].split(', ')[1]};")
     assert columns != rows
 
 
-@_add(WRONG, "out-of-bounds", "race")
+@_add(WRONG, "out-of-bounds", "race", beds=_TILES)
 def column_mask_of_the_last_tile(t: HopperText) -> None:
     """Columns past the end of the result are written too, over those of the next row."""
-    for line in t.all(r"or\.pred\s+%\w+, %\w+, %\w+;", t.products):
+    for line in t.all(r"or\.pred\s+%\w+, %\w+, %\w+;", _masked(t)):
         columns, rows = t.lines[line].rstrip(";").split(", ")[1:]
         t.substitute(line, rf", {columns}, ", f", {rows}, ")
 
 
-@_add(WRONG, "out-of-bounds")
+@_add(WRONG, "out-of-bounds", beds=_TILES)
 def one_row_more(t: HopperText) -> None:
     """A tile that ends with its group writes one row more."""
-    line = t.find(r"setp\.ge\.s32\s+%p\d+, %r\d+, %r\d+;", range(t.find(r"shfl\.sync\.bfly", t.products), len(t.lines)))
+    line = t.find(r"setp\.ge\.s32\s+%p\d+, %r\d+, %r\d+;", _masked(t))
     t.substitute(line, "setp.ge", "setp.gt")
 
 

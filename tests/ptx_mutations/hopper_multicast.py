@@ -184,6 +184,16 @@ def stage_returned_to_oneself(t: HopperText) -> None:
     _return_to(t, "%mutant")
 
 
+@_add("deadlock", "barrier", "race", beds=(_DRHS,))
+def half_of_a_contraction_one_shorter(t: HopperText) -> None:
+    """Of an odd number of tiles of a contraction, the second block multiplies one less than the first."""
+    line = t.find(r"shl\.b32\s+%\w+, %\w+, 6;", _deals(t))
+    rows, k_tiles = t.lines[line].rstrip(";").split("shl.b32")[1].strip().split(", ")[:2]
+    first_block = t.last_operand(t.find(rf"selp\.b32\s+%\w+, 0, {rows}, ", _deals(t)))
+    t.insert(line + 1, f"selp.b32 	%mutant, 0, -1, {first_block};", f"add.s32 	{k_tiles}, {k_tiles}, %mutant;")
+    t.declare_mutant()
+
+
 # Low tiles
 
 
