@@ -17,7 +17,7 @@ def beds() -> list[GroupedBed]:
     # Nine tiles of a contraction that a pair shares.
     thick = Problem(Product.DRHS, m=700, k=136, n=136, sizes=(40, 570, 0, 1), blocks=4)
     # Three tiles by three, of which the last is low; one of 65 rows by three, and a low one; rows of no group.
-    pairs = Problem(Product.FORWARD, m=420, k=200, n=264, sizes=(300, 0, 65, 40), blocks=4)
+    pairs = Problem(Product.FORWARD, m=420, k=136, n=264, sizes=(300, 0, 65, 36), blocks=4)
     pair = dataclasses.replace(narrow, cluster=2)
     modules = (pipeline_mutations, hopper_synchronisation, hopper_data, hopper_multicast, hopper_pairs)
     return [

@@ -34,7 +34,7 @@ class HopperText(KernelText):
 
     @property
     def tile(self) -> range:
-        """What they run for a tile, from its first product on; for a low one, where low ones have a part of their own."""
+        """What they run for a tile from its first product on: for a low one, where these have a part of their own."""
         return range(self.find(r"wgmma\.fence", self.products, -1), len(self.lines))
 
     @property
