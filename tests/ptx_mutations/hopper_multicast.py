@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jax_ggemm.kernel.schedule import ALONE, SILENT, TOGETHER
 from ptx_mutations.hopper_text import HopperText
 from ptx_mutations.mutation import WRONG, Mutations
 from ptx_mutations.text import NotFoundError
@@ -78,25 +79,26 @@ def bytes_of_ones_own_half(t: HopperText) -> None:
 # Roles
 
 
-def _threshold(t: HopperText, value: int) -> None:
-    t.substitute(t.find(r"setp\.lt\.s32\s+%\w+, %\w+, 3;", t.load), "3;", f"{value};")
+def _load_together_from(t: HopperText, role: int) -> None:
+    """Changes which roles load halves: from this one on."""
+    t.substitute(t.find(rf"setp\.lt\.s32\s+%\w+, %\w+, {TOGETHER};", t.load), rf"{TOGETHER};", f"{role};")
 
 
 @_add(WRONG)
 def tiles_side_by_side_loaded_together(t: HopperText) -> None:
     """Blocks load halves for each other where their tiles have other columns, too."""
-    _threshold(t, 0)
+    _load_together_from(t, ALONE)
 
 
 @_add("deadlock", "barrier", "race", beds=(_FORWARD,))
 def tile_loaded_together_by_one(t: HopperText) -> None:
     """Of the blocks with the same tile, only the silent one loads a half for both."""
-    _threshold(t, 4)
+    _load_together_from(t, SILENT)
 
 
 def _silence(t: HopperText) -> tuple[int, str, str, str]:
     """Where the second block becomes silent: the line, its role then, the role otherwise, which block this is."""
-    line = t.find(r"selp\.b32\s+%\w+, 4, %\w+, %\w+;", t.scheduler)
+    line = t.find(rf"selp\.b32\s+%\w+, {SILENT}, %\w+, %\w+;", t.scheduler)
     role, _, otherwise, second = t.lines[line].rstrip(";").split("selp.b32")[1].strip().split(", ")
     return line, role, otherwise, second
 
@@ -111,14 +113,14 @@ def _decision(t: HopperText) -> tuple[int, str]:
 def both_blocks_silent(t: HopperText) -> None:
     """The last of an odd number of tiles is written by neither block."""
     line, _, otherwise, _ = _silence(t)
-    t.substitute(line, rf"4, {otherwise},", "4, 4,")
+    t.substitute(line, rf" {otherwise},", f" {SILENT},")
 
 
 @_add("race", beds=(_FORWARD,))
 def no_block_silent(t: HopperText) -> None:
     """The last of an odd number of tiles is written by both blocks."""
     line, _, otherwise, _ = _silence(t)
-    t.substitute(line, rf"4, {otherwise},", f"{otherwise}, {otherwise},")
+    t.substitute(line, rf"{SILENT}, {otherwise},", f"{otherwise}, {otherwise},")
 
 
 @_add(WRONG, beds=(_FORWARD,))
@@ -133,7 +135,7 @@ def second_block_always_alone(t: HopperText) -> None:
     """The second block loads all of its tile itself, whatever the first one does."""
     line, second = _decision(t)
     role = t.lines[line].split()[1].rstrip(",")
-    t.insert(line + 1, f"selp.b32 	{role}, 0, {role}, {second};")
+    t.insert(line + 1, f"selp.b32 	{role}, {ALONE}, {role}, {second};")
 
 
 @_add(WRONG, "deadlock", "race", beds=(_FORWARD,))
