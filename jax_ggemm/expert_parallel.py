@@ -177,7 +177,9 @@ class ExpertParallel:
             raise ValueError(f"fsdp_axes={self.fsdp_axes} must not hold the expert axis: it splits the experts already")
         if len(spec) >= len(shape):
             raise ValueError(
-                f"tokens={spec} splits {len(spec)} dimensions, and x of shape {shape} has {len(shape) - 1}"
+                f"x has shape {shape}: {len(shape) - 1} dimensions of tokens before its features, and tokens={spec}"
+                f" splits {len(spec)} dimensions: give x as many, or pass ExpertParallel(tokens=...) with fewer. For a"
+                " few tokens that every rank holds there is exchange=Replicated(), tokens=PartitionSpec()"
             )
         for dimension, entry in enumerate(spec):
             size = math.prod(mesh.shape[axis] for axis in _names(entry))
