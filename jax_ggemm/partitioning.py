@@ -8,7 +8,7 @@ of `jax.shard_map`, do not see it. Mesh axes that split
   * k and n: columns of the result stay split; a contracted dimension is summed, in float32 before it is rounded;
   * batch axes of `vmap`: each device takes its elements.
 
-Sums whose result is wanted split over the same axis are scattered. Nothing but sizes and offsets is gathered, unless
+Sums whose result is wanted split over the same axes are scattered. Nothing but sizes and offsets is gathered, unless
 one mesh axis splits groups and rows both: rows are gathered then, not weights.
 """
 
