@@ -103,10 +103,6 @@ def test_expert_axis_is_short_for_a_parallel(mesh: Any) -> None:
             layer(jnp.ones(8))
         with pytest.raises(ValueError, match=r"x has shape \(12, 8\); dimension 0 must be a multiple of 8"):
             layer(jnp.ones((12, 8)))
-        y, stats = nnx.jit(lambda layer, x: layer(x))(layer, jnp.ones((8, 8)))
-    assert y.shape == (8, 8)
-    assert int(stats.counts.sum()) == 16
-    assert int(stats.num_tokens) == 8
 
 
 def test_outside_jit_it_is_compiled_once(mesh: Any) -> None:
@@ -121,10 +117,11 @@ def test_outside_jit_it_is_compiled_once(mesh: Any) -> None:
         layer = MoE(8, 4, 8, router=Router(2), rngs=nnx.Rngs(0), **options)
         return jax.value_and_grad(lambda x: jnp.sum(layer(x)[0] ** 2))
 
-    spread = gradient(ExpertParallel("expert", Gather(), mesh=mesh))
-    got = spread(x)
-    number = len(traced)
-    spread(x)
+    with jax.set_mesh(mesh):
+        spread = gradient(ExpertParallel("expert", Gather()))
+        got = spread(x)
+        number = len(traced)
+        spread(x)
     assert len(traced) == number
     for a, b in zip(got, jax.jit(gradient(None))(x), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
