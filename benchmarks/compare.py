@@ -3,7 +3,7 @@
     python benchmarks/compare.py ours.json peers.json [more peers ...]
 
 A ratio is a peer's time over ours: above 1 where ours is faster. The roofline is taken at the best of the rates that
-the files hold, each measured in its own run.
+the files hold, each measured in its own run. All files must be of the same state of the device (--state).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,25 @@ def shapes(report: dict[str, Any]) -> dict[str, GroupedShape]:
         shape["name"]: GroupedShape(**{**shape, "group_sizes": tuple(shape["group_sizes"])})
         for shape in report["shapes"]
     }
+
+
+def common_state(reports: Mapping[str, dict[str, Any]]) -> str:
+    """The state of the device that all reports are of, in words.
+
+    Args:
+      reports: by the names of their files.
+
+    Raises:
+      ValueError: where they differ, or one does not say.
+    """
+    silent = [name for name, report in reports.items() if "state" not in report]
+    if silent:
+        raise ValueError(f"{', '.join(silent)}: no state of the device in it: an older version measured; measure again")
+    words = {name: report["state"] or "none, on a CPU" for name, report in reports.items()}
+    if len(set(words.values())) > 1:
+        each = ", ".join(f"{name} ({state})" for name, state in words.items())
+        raise ValueError(f"times of different states of the device are not comparable: {each}; use one --state for all")
+    return next(iter(words.values()))
 
 
 def best_rates(reports: list[dict[str, Any]]) -> Rates:
@@ -81,9 +101,15 @@ def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", nargs="+", type=Path, help="ours first")
-    reports = [json.loads(path.read_text()) for path in parser.parse_args().reports]
+    by_name = {str(path): json.loads(path.read_text()) for path in parser.parse_args().reports}
+    try:
+        state = common_state(by_name)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    reports = list(by_name.values())
     for report in reports:
         print(", ".join(f"{name} {value}" for name, value in report["environment"].items()))
+    print(f"state of the device: {state}")
     rates = best_rates(reports)
     print(
         f"best measured: {rates.dense_flops / 1e12:.0f} TFLOP/s dense, {rates.read_bytes / 1e12:.2f} TB/s read, "

@@ -2,7 +2,8 @@
 
     python benchmarks/peers.py --shapes all --json peers.json
 
-Needs torch, and quack-kernels where it is asked for. Times are of CUDA graphs of several calls, over their number.
+Needs torch, and quack-kernels where it is asked for. Times are of CUDA graphs of several calls, over their number, and
+are taken as ours are, in the same state of the device (`jax_ggemm/device_state.py`).
 "cublas" is a dense product of as many FLOPs. quack is autotuned on each shape and product; without --all-configurations
 its tuner tries only those with clusters of two blocks along m and operands that are not swapped: half of its list or
 fewer, in half of the time. `benchmarks/compare.py` puts the figures beside those of `python -m jax_ggemm bench`.
@@ -24,54 +25,44 @@ from typing import Any
 import numpy as np
 import torch
 
+from jax_ggemm.device_state import DeviceTime, Queue, State, calls_of, estimate, time_calls
 from jax_ggemm.shapes import BY_NAME, TABLE, GroupedShape
 
 NAMES = ("torch", "quack", "cublas")
 
-CALLS = 16
-"""In one graph."""
 
-REPLAYS = 9
+def queue_of(run: Callable[[], Any]) -> Queue:
+    """What enqueues a run, and waits for it."""
 
-MOST_BYTES = 12 * 2**30
-"""Two sets of operands where they have no more than this together, so that no call finds its own in the cache."""
+    def start() -> torch.cuda.Event:
+        run()
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    return Queue(start, lambda event: event.synchronize())
 
 
-def graph_microseconds(function: Callable[..., Any], sets: Sequence[tuple[torch.Tensor, ...]]) -> float:
-    """The median time of one call, over replays of a graph that calls the function on each set in turn."""
-    for operands in sets:
-        function(*operands)
+def measure(function: Callable[..., Any], operands: tuple[torch.Tensor, ...], state: State) -> DeviceTime:
+    """The time of one call, from a graph that makes several, as `jax_ggemm.device_time.measure` has a program."""
+    calls = calls_of(estimate(queue_of(lambda: function(*operands))))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            function(*sets[i % len(sets)])
-    times = []
-    for _ in range(1 + REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / CALLS * 1e3)
-    del graph
-    return float(np.median(times[1:]))
+        for _ in range(calls):
+            function(*operands)
+    return time_calls(queue_of(graph.replay), calls, state)
 
 
-def operands(shape: GroupedShape) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Sets of lhs (m, k), rhs (g, k, n) and cotangent (m, n), normally distributed, in bfloat16."""
-    extents = ((shape.m, shape.k), (shape.groups, shape.k, shape.n), (shape.m, shape.n))
-    one_set = 2 * sum(int(np.prod(extent)) for extent in extents)
+def operands(shape: GroupedShape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An lhs (m, k), rhs (g, k, n) and cotangent (m, n), normally distributed, in bfloat16."""
     normal = functools.partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-    sets = []
-    for _ in range(2 if 2 * one_set <= MOST_BYTES else 1):
-        lhs, rhs, cotangent = (normal(extent) for extent in extents)
-        sets.append((lhs, rhs.mul_(shape.k**-0.5), cotangent))
-    return sets
+    rhs = normal((shape.groups, shape.k, shape.n)).mul_(shape.k**-0.5)
+    return normal((shape.m, shape.k)), rhs, normal((shape.m, shape.n))
 
 
 def programs(name: str, shape: GroupedShape) -> dict[str, Callable[..., torch.Tensor]]:
-    """The products of a peer, by pass: functions of a set of operands."""
+    """The products of a peer, by pass: functions of `operands`."""
     ends = torch.tensor(np.cumsum(shape.group_sizes), device="cuda", dtype=torch.int32)
     if name == "torch":
         product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
@@ -104,36 +95,38 @@ def shorten_the_list_of_quack() -> None:
     ]
 
 
-def rates() -> dict[str, float]:
+def rates(state: State) -> dict[str, float]:
     """What the card reaches: FLOP/s of a large dense product, bytes/s of reading and of writing."""
     size, elements = 8192, 2**31
     square = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-    dense = 2 * size**3 / graph_microseconds(torch.mm, [(square, square.clone())]) * 1e6
+    dense = 2 * size**3 / measure(torch.mm, (square, square.clone()), state).seconds
     data = torch.randn(elements // size, size, device="cuda").to(torch.bfloat16)
-    read = data.nbytes / graph_microseconds(lambda data: data.amax(dim=1), [(data,)]) * 1e6
-    written = data.nbytes / graph_microseconds(lambda data: data.fill_(1.0), [(data,)]) * 1e6
+    read = data.nbytes / measure(lambda data: data.amax(dim=1), (data,), state).seconds
+    written = data.nbytes / measure(lambda data: data.fill_(1.0), (data,), state).seconds
     return {"dense_flops": dense, "read_bytes": read, "written_bytes": written}
 
 
-def time_shape(shape: GroupedShape, names: Sequence[str]) -> list[dict[str, Any]]:
+def time_shape(shape: GroupedShape, names: Sequence[str], state: State) -> list[dict[str, Any]]:
     """Times the peers on one shape.
 
     Args:
       shape: the shape.
       names: of the peers.
+      state: that the device is brought into for each time.
 
     Returns:
       One dictionary per peer and pass.
     """
     torch.manual_seed(0)
-    sets = operands(shape)
+    arrays = operands(shape)
     results = []
     for name in names:
         start = time.perf_counter()
         for which, function in programs(name, shape).items():
             result: dict[str, Any] = {"shape": shape.name, "product": which, "candidate": name}
             try:
-                result["microseconds"] = graph_microseconds(function, sets)
+                taken = measure(function, arrays, state)
+                result |= {"microseconds": taken.microseconds, "spread": taken.spread}
             except Exception as error:  # a peer's failure is a result
                 result["failure"] = f"{type(error).__name__}: {str(error)[:300]}"
             results.append(result)
@@ -154,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["all"], choices=["all", *BY_NAME], metavar="NAME")
     parser.add_argument("--peers", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--state", type=State, default=State.STEADY, choices=list(State), help="of the device")
     parser.add_argument("--all-configurations", action="store_true", help="for quack's tuner")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds after which no other shape is begun")
     parser.add_argument("--json", type=Path, required=True, help="written after every shape")
@@ -168,15 +162,16 @@ def main() -> None:
     start = time.perf_counter()
     report: dict[str, Any] = {
         "environment": {**about, "date": datetime.datetime.now(datetime.UTC).date().isoformat()},
-        "rates": rates(),
+        "state": options.state,
+        "rates": rates(options.state),
         "products": [],
     }
-    print(report["rates"], flush=True)
+    print(report["state"], report["rates"], flush=True)
     for shape in TABLE if "all" in options.shapes else [BY_NAME[name] for name in options.shapes]:
         if time.perf_counter() - start > options.budget:
             print(f"out of time: {shape.name} and what follows are left out", flush=True)
             break
-        report["products"] += time_shape(shape, options.peers)
+        report["products"] += time_shape(shape, options.peers, options.state)
         torch.cuda.empty_cache()
         write_whole(options.json, report)
 

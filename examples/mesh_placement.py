@@ -110,8 +110,13 @@ def add_options(command_line: argparse.ArgumentParser) -> None:
     group.add_argument("--buffer-factor", type=float, help="of all_to_all; nothing is dropped if left out")
     group.add_argument("--fsdp", action="store_true", help="spread expert weights over the data axis too")
     group.add_argument("--checkpoint-blocks", action="store_true", help="compute blocks again for the gradient")
+    add_process_options(command_line)
+
+
+def add_process_options(command_line: argparse.ArgumentParser) -> None:
+    """Adds the options of `start_processes`."""
+    group = command_line.add_argument_group("devices, and several processes (each is started with the same options)")
     group.add_argument("--cpu-devices", type=int, metavar="N", help="run on N virtual CPU devices in each process")
-    group = command_line.add_argument_group("several processes (each is started with the same options)")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="address of the first process")
     group.add_argument("--processes", type=int, metavar="N", help="how many there are")
     group.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
@@ -133,6 +138,14 @@ def take_options(command_line: argparse.ArgumentParser, values: dict[str, Any]) 
         command_line.error(f"--buffer-factor must be positive, and is for --exchange all_to_all; got {factor}")
     if (fsdp := values.pop("fsdp")) and "data" not in names:
         command_line.error("--fsdp needs the axis data in --mesh")
+    start_processes(command_line, values)
+    return MeshOptions(
+        tuple(mesh), exchange() if factor is None else AllToAll(factor), fsdp, values.pop("checkpoint_blocks")
+    )
+
+
+def start_processes(command_line: argparse.ArgumentParser, values: dict[str, Any]) -> None:
+    """Takes the options of `add_process_options` out of `values`, and starts JAX so; exits where they are wrong."""
     devices = values.pop("cpu_devices")
     if devices is not None:
         jax.config.update("jax_platforms", "cpu")
@@ -144,9 +157,6 @@ def take_options(command_line: argparse.ArgumentParser, values: dict[str, Any]) 
         if devices is not None:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(coordinator, processes, process, local_device_ids=None if devices else [process])
-    return MeshOptions(
-        tuple(mesh), exchange() if factor is None else AllToAll(factor), fsdp, values.pop("checkpoint_blocks")
-    )
 
 
 def wait_for_all(what: str) -> None:

@@ -2,6 +2,8 @@
 
     python examples/time_exchanges.py --out exchanges.json                    # all GPUs of the host
     python examples/time_exchanges.py --cpu-devices 4 --small --out cpu.json  # a trial run without a GPU
+    python examples/time_exchanges.py --out exchanges.json --coordinator localhost:9911 --processes 2 --process 0 &
+    python examples/time_exchanges.py --out exchanges.json --coordinator localhost:9911 --processes 2 --process 1
 
 Writes JSON with three parts, each per exchange, and prints them as tables:
 
@@ -47,7 +49,7 @@ from jax_ggemm import (
 )
 from jax_ggemm.exchanges import LocalExperts, Tokens
 from jax_ggemm.files import write_json
-from mesh_placement import OnMesh
+from mesh_placement import OnMesh, add_process_options, start_processes
 from moe_lm import ModelConfig
 from trainer import Trainer, TrainingConfig
 
@@ -63,6 +65,8 @@ class AtHome:
         y = local(tokens._replace(ids=tokens.ids % local.number), tokens.ids.size)
         return y, jnp.zeros_like(tokens.ids, shape=())
 
+
+PARTS = ("training", "layer", "losses")
 
 EXCHANGES = (AtHome(), AllToAll(), AllToAll(1.5), Gather(), Gather(jnp.bfloat16), Ring(), Replicated())
 
@@ -133,8 +137,8 @@ def time_layer(mesh: Mesh, exchange: Any, shape: LayerShape, repeats: int) -> di
 def training(mesh: Mesh, exchange: Any, model: ModelConfig, config: TrainingConfig, text: corpus.Corpus) -> Any:
     """Trains; returns losses, tokens/s without the first quarter, and what was dropped."""
     placement = None if exchange is None else OnMesh(mesh, ExpertParallel("expert", exchange), False)
+    trainer = Trainer(model, config, text, placement)  # before jax.set_mesh: each process makes the whole model
     with contextlib.nullcontext() if placement is None else jax.set_mesh(mesh):
-        trainer = Trainer(model, config, text, placement)
         warm = max(1, config.steps // 4)
         trainer.advance(warm)
         begin = time.perf_counter()
@@ -148,16 +152,17 @@ def main() -> int:
     """Runs the command; returns its exit code."""
     command_line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     command_line.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    command_line.add_argument("--cpu-devices", type=int, help="run on so many virtual CPU devices")
     command_line.add_argument("--small", action="store_true", help="small sizes, for a trial")
     command_line.add_argument("--repeats", type=int, default=10, help="of each timed call (default: %(default)s)")
+    command_line.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all of them")
+    add_process_options(command_line)
     given = command_line.parse_args()
-    if given.cpu_devices is not None:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", given.cpu_devices)
+    start_processes(command_line, vars(given))
+    first = jax.process_index() == 0
     mesh = jax.make_mesh((jax.device_count(),), ("expert",), axis_types=(AxisType.Auto,))
     results: dict[str, Any] = {
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "processes": jax.process_count(),
         "versions": runs_on.versions_line(),
         "layer": {},
         "training": {},
@@ -165,12 +170,19 @@ def main() -> int:
     }
 
     def note(part: str, exchange: Any, values: Callable[[], dict[str, Any]]) -> None:
-        """Adds a result, writes the file, and says it; one that fails is noted as such, and the others go on."""
+        """Adds a result, unless its part was left out, writes the file, and says it.
+
+        One that fails is noted as such, and the others go on.
+        """
+        if part not in given.parts:
+            return
         try:
             result = values()
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
         results[part][str(exchange)] = result
+        if not first:
+            return
         write_json(given.out, results)
         shown = {name: float(f"{value:.4g}") for name, value in result.items() if isinstance(value, float | int)}
         print(f"{part:9} {exchange!s:32} {shown or result}", flush=True)
@@ -188,11 +200,14 @@ def main() -> int:
     for name, result in results["training"].items():
         if home and "tokens_per_s" in result and name not in ("None", str(AtHome())):
             result["exchange_share_of_step"] = 1 - result["tokens_per_s"] / home
-            print(f"share of the step {name:32} {result['exchange_share_of_step']:.1%}")
+            if first:
+                print(f"share of the step {name:32} {result['exchange_share_of_step']:.1%}")
     shape = SMALL if given.small else LayerShape()
     for exchange in EXCHANGES:
         note("layer", exchange, lambda exchange=exchange: time_layer(mesh, exchange, shape, given.repeats))
 
+    if "losses" not in given.parts:
+        return 0
     with jax.default_matmul_precision("highest"):
         one = training(mesh, None, exact, short, text)["losses"]
         for exchange in (AllToAll(), Gather(), Ring(), Replicated()):
@@ -202,8 +217,6 @@ def main() -> int:
                 return {"largest_difference": float(np.abs(np.subtract(losses, one)).max()), "losses": losses}
 
             note("losses", exchange, difference)
-
-    write_json(given.out, results)
     return 0
 
 

@@ -73,7 +73,7 @@ class Placement(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class OneDevice:
-    """Everything on the first device."""
+    """Everything on the first device of this process."""
 
     def build(self, config: ModelConfig, rngs: nnx.Rngs) -> MoELM:
         """See `Placement`."""
@@ -81,7 +81,7 @@ class OneDevice:
 
     def place(self, module: nnx.Module) -> None:
         """Places the arrays as a restored checkpoint is: both run the same program."""
-        nnx.update(module, jax.device_put(nnx.state(module), jax.devices()[0]))
+        nnx.update(module, jax.device_put(nnx.state(module), jax.local_devices()[0]))
 
     def batch(self, windows: np.ndarray) -> Any:
         """See `Placement`."""

@@ -23,6 +23,7 @@ from jax_ggemm import (
     tune,
     tuned,
 )
+from jax_ggemm.device_state import State
 from jax_ggemm.files import write_json
 from jax_ggemm.kernel import architectures, config
 from jax_ggemm.products import Product
@@ -38,6 +39,8 @@ def _bench(arguments: argparse.Namespace) -> None:
     shapes, and whole layers, beside other implementations and what the machine reaches at most. Otherwise: one problem
     of equal groups, every implementation beside jax.lax.ragged_dot and a dense product, with the memory they take.
     """
+    if arguments.state is not None and jax.default_backend() == "cpu":
+        raise SystemExit("error: --state is what a GPU did before it is timed; this machine has none that JAX can use")
     named = arguments.shapes or arguments.counts or arguments.layers
     if named or jax.default_backend() == "gpu":
         bench_report.run(
@@ -49,6 +52,7 @@ def _bench(arguments: argparse.Namespace) -> None:
                 names=arguments.implementations,
                 dtype=arguments.dtype or "bfloat16",
                 budget=240.0 if arguments.budget is None else arguments.budget,
+                state=arguments.state or State.STEADY,
                 out=arguments.json,
             )
         )
@@ -162,6 +166,12 @@ def main(argv: list[str] | None = None) -> int:
         choices=bench_products.NAMES,
         metavar="NAME",
         help="which are timed",
+    )
+    table.add_argument(
+        "--state",
+        type=State,
+        choices=list(State),
+        help="of a GPU while it is timed: steady (the default; busy, as in training) or rested",
     )
     problem = bench.add_argument_group("one problem of equal groups")
     problem.add_argument("--m", type=int, default=1024, help="rows")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jax_ggemm import bench_products
 from jax_ggemm.benchmark import LAX, markdown
+from jax_ggemm.device_state import State
 from jax_ggemm.device_time import measure
 from jax_ggemm.experts import ExpertOptions, experts
 from jax_ggemm.layouts import ExpertParams
@@ -87,13 +88,14 @@ def with_gradients(function: Callable[..., Any], differentiable: int) -> Callabl
     return run
 
 
-def run(shapes: Sequence[LayerShape], names: Collection[str], dtype: str) -> Iterator[Result]:
+def run(shapes: Sequence[LayerShape], names: Collection[str], dtype: str, state: State) -> Iterator[Result]:
     """Times layers, with each grouped product.
 
     Args:
       shapes: the layers.
       names: of the grouped products, from `bench_products.NAMES`; peers are timed as a whole layer only.
       dtype: of tokens and experts; the router is float32.
+      state: that the device is brought into for each time.
 
     Yields:
       The results.
@@ -107,11 +109,12 @@ def run(shapes: Sequence[LayerShape], names: Collection[str], dtype: str) -> Ite
             if name == bench_products.OURS:
                 parts |= _parts(shape, x, params, options)
             for part, (function, arguments, differentiable) in parts.items():
-                forward = measure(function, *arguments, calls=_CALLS)
+                forward = measure(function, *arguments, state=state, calls=_CALLS)
                 yield Result(shape.name, name, part, PASSES[0], forward.microseconds)
                 out = jax.eval_shape(function, *arguments)
                 cotangent = jax.random.normal(jax.random.key(1), out.shape, out.dtype)
-                both = measure(with_gradients(function, differentiable), cotangent, *arguments, calls=_CALLS)
+                backward = with_gradients(function, differentiable)
+                both = measure(backward, cotangent, *arguments, state=state, calls=_CALLS)
                 yield Result(shape.name, name, part, PASSES[1], both.microseconds)
 
 

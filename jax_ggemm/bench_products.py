@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax_ggemm import accuracy
 from jax_ggemm.api import ragged_dot
 from jax_ggemm.benchmark import DENSE, LAX, RaggedDot, markdown
+from jax_ggemm.device_state import State
 from jax_ggemm.device_time import measure
 from jax_ggemm.products import Product
 from jax_ggemm.roofline import Rates
@@ -124,7 +125,7 @@ def _scaled_normal(key: jax.Array, extents: tuple[int, ...], dtype: Any, scale: 
 
 
 def run(
-    shapes: Sequence[GroupedShape], names: Collection[str], dtype: str, rates: Rates, budget: float
+    shapes: Sequence[GroupedShape], names: Collection[str], dtype: str, rates: Rates, budget: float, state: State
 ) -> Iterator[Result]:
     """Times every implementation on every product of every shape.
 
@@ -134,6 +135,7 @@ def run(
       dtype: of operands and results.
       rates: of this machine.
       budget: seconds after which nothing but `OURS` is timed any more.
+      state: that the device is brought into for each time.
 
     Yields:
       The results as they are measured, shape by shape.
@@ -153,12 +155,12 @@ def run(
                 if name != OURS and time.perf_counter() - start > budget:
                     continue
                 timed = program(product, function, shape)
-                found = _attempt(_time, timed, (lhs, rhs, sizes), least)
+                found = _attempt(_time, timed, (lhs, rhs, sizes), least, state)
                 if name == OURS and "failure" not in found:
                     found |= _attempt(_error, timed, shape, product, (lhs, rhs, sizes))
                 yield Result(*place, name, **found)
             if product is Product.FORWARD and DENSE in names:
-                yield Result(*place, DENSE, **_attempt(_time, jnp.dot, (lhs, rhs[0]), least))
+                yield Result(*place, DENSE, **_attempt(_time, jnp.dot, (lhs, rhs[0]), least, state))
             del lhs, rhs
 
 
@@ -175,8 +177,8 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _time(function: Callable[..., Any], arrays: tuple[jax.Array, ...], least: float) -> dict[str, Any]:
-    taken = measure(function, *arrays)
+def _time(function: Callable[..., Any], arrays: tuple[jax.Array, ...], least: float, state: State) -> dict[str, Any]:
+    taken = measure(function, *arrays, state=state)
     return {"microseconds": taken.microseconds, "spread": taken.spread, "roofline": least / taken.seconds}
 
 

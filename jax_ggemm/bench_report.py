@@ -11,6 +11,8 @@ import tqdm
 
 from jax_ggemm import bench_layer, bench_products
 from jax_ggemm.benchmark import environment
+from jax_ggemm.device_state import State
+from jax_ggemm.device_time import state_here
 from jax_ggemm.files import write_json
 from jax_ggemm.roofline import Rates, measure_rates
 from jax_ggemm.shapes import BY_NAME, TABLE, GroupedShape, recorded
@@ -26,6 +28,7 @@ class Plan:
       names: of the implementations, from `bench_products.NAMES`.
       dtype: of operands and results.
       budget: seconds after which only this package is timed.
+      state: that the device is brought into for each time; a CPU is not.
       out: a JSON file, or None; replaced whole after every shape.
     """
 
@@ -34,6 +37,7 @@ class Plan:
     names: Sequence[str]
     dtype: str
     budget: float
+    state: State
     out: Path | None
 
 
@@ -51,7 +55,8 @@ def run(plan: Plan) -> None:
     """
     about = environment()
     print(", ".join(f"{key} {value}" for key, value in about.items()))
-    rates = measure_rates(plan.dtype)
+    print(f"state of the device: {state_here(plan.state) or 'none, on a CPU'}")
+    rates = measure_rates(plan.dtype, plan.state)
     print(
         f"measured: {rates.dense_flops / 1e12:.0f} TFLOP/s dense, {rates.read_bytes / 1e12:.2f} TB/s read, "
         f"{rates.written_bytes / 1e12:.2f} TB/s written",
@@ -64,7 +69,7 @@ def run(plan: Plan) -> None:
         if plan.out is not None:
             write_json(plan.out, _as_json(about, rates, plan, products, layers))
 
-    timed = bench_products.run(plan.shapes, plan.names, plan.dtype, rates, plan.budget)
+    timed = bench_products.run(plan.shapes, plan.names, plan.dtype, rates, plan.budget, plan.state)
     with tqdm.tqdm(total=len(plan.shapes), unit="shape", disable=None) as bar:
         for result in timed:
             if products and products[-1].shape != result.shape:
@@ -75,7 +80,7 @@ def run(plan: Plan) -> None:
     if products:
         print(bench_products.table(products), flush=True)
     save()
-    for part in bench_layer.run(plan.layers, plan.names, plan.dtype):
+    for part in bench_layer.run(plan.layers, plan.names, plan.dtype, plan.state):
         layers.append(part)
         save()
     if layers:
@@ -92,6 +97,7 @@ def _as_json(
     return {
         "environment": about,
         "dtype": plan.dtype,
+        "state": state_here(plan.state),
         "rates": dataclasses.asdict(rates),
         "shapes": [dataclasses.asdict(shape) for shape in plan.shapes],
         "products": [dataclasses.asdict(result) for result in products],

@@ -1,57 +1,25 @@
 """Times what a device takes for a function, without what the host takes to call it.
 
-The function is called several times within one compiled program, which runs once and then several times without a wait
-in between. What the further runs add to the time, divided by their calls, is the device's time of one: launching the
-first program, and waiting for the last, are in both, and the device is as busy as in training. An optimization
-barrier between the calls keeps them one after the other, and equal ones from being merged. XLA's CPU backend
-drops the barriers and merges the calls; there the time is that of one call, the host's part included.
+The function is called several times within one compiled program, and programs are enqueued ahead of the device
+(`device_state`, which also has the state that the device is in). An optimization barrier between the calls keeps
+them one after the other, and equal ones from being merged. XLA's CPU backend drops the barriers, merges the calls and
+may run programs at once; there the time is that of one call alone, the host's part included, and there is no state.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
+
+from jax_ggemm import device_state
+from jax_ggemm.device_state import DeviceTime, Queue, State
 
 Function = Callable[..., Any]
 
-CALLS = 8
-"""In one program."""
-
 _MOST_BYTES = 16 * 2**30
 """Results of all calls of a program are alive at once; together they may have this many bytes."""
-
-_LEAST_TIME = 20e-3
-"""Seconds that the further runs take together, or more."""
-
-_LONG_CALL = 3e-3
-"""From so many seconds on, one call is timed alone: the host's part is below 2 %."""
-
-_WARM_UPS = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceTime:
-    """A time on the device.
-
-    Attributes:
-      seconds: the median.
-      spread: (largest - smallest) / median of the samples.
-      samples: how many.
-    """
-
-    seconds: float
-    spread: float
-    samples: int
-
-    @property
-    def microseconds(self) -> float:
-        """The median."""
-        return self.seconds * 1e6
 
 
 def chained(function: Function, calls: int) -> Function:
@@ -68,55 +36,41 @@ def chained(function: Function, calls: int) -> Function:
     return run
 
 
+def state_here(asked: State) -> State | None:
+    """The state that `measure` brings the default device into where this one is asked for: none on a CPU."""
+    return None if jax.default_backend() == "cpu" else asked
+
+
 def measure(
-    function: Function, *operands: Any, calls: int = CALLS, samples: int = 9, budget: float = 10.0
+    function: Function,
+    *operands: Any,
+    state: State = State.STEADY,
+    calls: int = device_state.CALLS,
+    budget: float = 10.0,
 ) -> DeviceTime:
     """The device's time of one call.
 
     Args:
       function: of the operands; JAX can trace it.
       *operands: arrays, on the device.
-      calls: within one program; fewer where their results would not fit memory.
-      samples: of which the median is taken.
+      state: that the device is brought into; a CPU is not.
+      calls: within one program, at most; fewer where they are long, or their results would not fit memory.
       budget: seconds after which no further sample is taken, beyond the third.
 
     Returns:
       The time.
     """
     one = jax.jit(chained(function, 1)).lower(*operands).compile()
-    _sample(one, operands)
-    if jax.default_backend() == "cpu" or _sample(one, operands) > _LONG_CALL:
-        return _summary(_samples(lambda: _sample(one, operands), samples, budget))
+    queue = _queue(one, operands)
+    if state_here(state) is None:
+        return device_state.time_alone(queue, budget)
     result_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one.out_info))
-    calls = max(2, min(calls, _MOST_BYTES // max(result_bytes, 1)))
-    many = jax.jit(chained(function, calls)).lower(*operands).compile()
-    _sample(many, operands)
-    runs = 1 + int(_LEAST_TIME / _sample(many, operands))
-    for _ in range(_WARM_UPS):
-        _sample(many, operands, 1 + runs)
-
-    def further_call() -> float:
-        return (_sample(many, operands, 1 + runs) - _sample(many, operands)) / (runs * calls)
-
-    return _summary(_samples(further_call, samples, budget))
+    calls = max(1, min(calls, device_state.calls_of(device_state.estimate(queue)), _MOST_BYTES // max(result_bytes, 1)))
+    if calls > 1:
+        queue = _queue(jax.jit(chained(function, calls)).lower(*operands).compile(), operands)
+    return device_state.time_calls(queue, calls, state, budget)
 
 
-def _sample(program: Function, operands: tuple[Any, ...], runs: int = 1) -> float:
-    start = time.perf_counter()
-    for _ in range(runs):
-        result = program(*operands)
-    jax.block_until_ready(result)
-    return time.perf_counter() - start
-
-
-def _samples(sample: Callable[[], Any], count: int, budget: float) -> list[Any]:
-    taken: list[Any] = []
-    start = time.perf_counter()
-    while len(taken) < count and (len(taken) < 3 or time.perf_counter() - start < budget):
-        taken.append(sample())
-    return taken
-
-
-def _summary(seconds: list[float]) -> DeviceTime:
-    median = float(np.median(seconds))
-    return DeviceTime(median, (max(seconds) - min(seconds)) / median if median > 0 else 0.0, len(seconds))
+def _queue(program: Function, operands: tuple[Any, ...]) -> Queue:
+    """One result stands for all of a run, so that a run that is waited for does not keep the others alive."""
+    return Queue(lambda: jax.tree.leaves(program(*operands))[-1], jax.block_until_ready)

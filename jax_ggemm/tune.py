@@ -12,7 +12,8 @@ import numpy as np
 
 from jax_ggemm import accuracy, bench_products, cute, tuned
 from jax_ggemm.benchmark import environment, markdown
-from jax_ggemm.device_time import measure
+from jax_ggemm.device_state import State
+from jax_ggemm.device_time import measure, state_here
 from jax_ggemm.products import Call, Operands, Product
 from jax_ggemm.shapes import GroupedShape, operand_shapes
 
@@ -80,6 +81,7 @@ def run(shapes: Sequence[GroupedShape], products: Sequence[Product], dtype: str)
                 "microseconds": [[dataclasses.asdict(c), time] for c, time in ordered.items()],
                 "group_sizes": list(shape.group_sizes),
                 "environment": environment(),
+                "state": state_here(State.STEADY),
             }
             tuned.store(problem, kind, next(iter(ordered)), about)
             picked = known.pick(product, shape.m, shape.k, shape.n, shape.groups)
@@ -112,7 +114,7 @@ def _time(
     if not found.grouped <= _WRONG * found.dense:
         raise ArithmeticError(f"error {found.grouped:.2e} of a row, and {found.dense:.2e} of a dense product")
     del result
-    return measure(function, *operands).microseconds
+    return measure(function, *operands, state=State.STEADY).microseconds
 
 
 def table(results: Sequence[Tuned]) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from jax_ggemm import __main__ as command_line
 from jax_ggemm import bench_layer, bench_products, bench_report, device_time, shapes
+from jax_ggemm.device_state import State
 from jax_ggemm.products import Product
 from jax_ggemm.roofline import Rates
 from jax_ggemm.shapes import GroupedShape, Work
@@ -30,7 +31,7 @@ RATES = Rates(1e12, 1e10, 1e10)
 
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_report, "measure_rates", lambda dtype: RATES)
+    monkeypatch.setattr(bench_report, "measure_rates", lambda dtype, state: RATES)
     monkeypatch.setitem(shapes.BY_NAME, "small", SMALL)
     monkeypatch.setitem(bench_layer.BY_NAME, "tiny", bench_layer.LayerShape("tiny", 16, 8, 8, 4, 2))
 
@@ -74,24 +75,6 @@ def test_calls_in_one_program_are_neither_merged_nor_dropped() -> None:
     assert len(lowered.compile()(jnp.ones((8, 8)))) == 5
 
 
-def test_the_device_time_is_that_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def sample(program: Any, operands: Any, runs: int = 1) -> float:
-        asked.append(runs * len(program(*operands)))
-        return 1e-3 + asked[-1] * 2e-4  # the host's part once
-
-    monkeypatch.setattr(device_time, "_sample", sample)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    taken = device_time.measure(lambda x: x + 1, jnp.ones(4))
-    assert taken.seconds == pytest.approx(2e-4)
-    assert taken.spread == pytest.approx(0)
-    assert taken.samples == 9
-    assert (max(asked) - device_time.CALLS) * (2e-4 + 1e-3 / device_time.CALLS) >= 20e-3
-    monkeypatch.setattr(device_time, "_sample", lambda program, operands: 1.0)
-    assert device_time.measure(lambda x: x + 1, jnp.ones(4)).seconds == 1.0
-
-
 @pytest.mark.usefixtures("small_machine")
 def test_the_bench_command_over_shapes_and_its_table_beside_peers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -102,6 +85,7 @@ def test_the_bench_command_over_shapes_and_its_table_beside_peers(
     command_line.main(command)
     assert "| small | forward " in capsys.readouterr().out
     report = json.loads(out.read_text())
+    assert report["state"] is None
     assert [(r["product"], r["candidate"]) for r in report["products"]] == [
         ("forward", names[0]),
         ("forward", names[1]),
@@ -124,6 +108,11 @@ def test_the_bench_command_over_shapes_and_its_table_beside_peers(
     assert compare.best_rates([report, peers]).read_bytes == 2e10
 
 
+def test_a_cpu_is_brought_into_no_state() -> None:
+    with pytest.raises(SystemExit, match="--state is what a GPU did"):
+        command_line.main(["bench", "--shapes", "all", "--state", "rested"])
+
+
 @pytest.mark.usefixtures("small_machine")
 def test_a_peer_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*operands: Any) -> jax.Array:
@@ -132,10 +121,10 @@ def test_a_peer_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         bench_products, "implementations", lambda names: {"broken": broken, bench_products.OURS: jax.lax.ragged_dot}
     )
-    found = list(bench_products.run([SMALL], (), "float32", RATES, 60.0))
+    found = list(bench_products.run([SMALL], (), "float32", RATES, 60.0, State.STEADY))
     assert {r.failure for r in found if r.candidate == "broken"} == {"RuntimeError: no such kernel"}
     assert all(r.failure is None for r in found if r.candidate == bench_products.OURS)
-    late = list(bench_products.run([SMALL], (), "float32", RATES, -1.0))
+    late = list(bench_products.run([SMALL], (), "float32", RATES, -1.0, State.STEADY))
     assert {r.candidate for r in late} == {bench_products.OURS}
 
 

@@ -67,7 +67,7 @@ def test_the_pick_is_a_candidate(product: Product, m: int, columns: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "tile_m"), [(1, 64), (32, 64), (64, 128), (146, 64), (256, 64), (512, 128), (8192, 128)]
+    ("rows", "tile_m"), [(1, 64), (32, 64), (64, 128), (146, 64), (256, 128), (512, 128), (8192, 128)]
 )
 def test_the_height_of_tiles_follows_the_rows_of_an_average_group(rows: int, tile_m: int) -> None:
     for product in (Product.FORWARD, Product.DLHS):
@@ -79,8 +79,15 @@ def test_blocks_share_contractions_where_a_matrix_has_few_tiles() -> None:
     assert config.pick(Product.DRHS, 32768, 768, 2048, 128).cluster == 2
     assert config.pick(Product.DRHS, 32768, 2048, 1536, 128).cluster == 1
     assert config.pick(Product.DRHS, 32768, 1024, 128, 128) == config.Sm90Config(128, 128, 6, cluster=2)
-    with pytest.raises(ValueError, match="contracts no rows"):
-        dataclasses.replace(SPEC, product=Product.FORWARD, config=config.Sm90Config(cluster=2))
+    with pytest.raises(ValueError, match="not shared by blocks with tiles of 64 rows"):
+        dataclasses.replace(SPEC, product=Product.DRHS, config=config.Sm90Config(64, 256, 5, cluster=2))
+
+
+def test_pairs_multiply_low_tiles_by_half_as_many_products() -> None:
+    pair = config.pick(Product.FORWARD, 32 * 256, 4096, 4096, 32)
+    assert pair.cluster == 2
+    assert config.useful_rows(pair, [64, 65, 300, 0]) == 429 / (64 + 128 + 320)
+    assert config.useful_rows(dataclasses.replace(pair, cluster=1), [64, 65, 300, 0]) == 429 / (128 + 128 + 384)
 
 
 def test_useful_rows() -> None:

@@ -28,6 +28,9 @@ EXCHANGE_PIECE = 8
 EXCHANGE_BYTES = 4 * EXCHANGE_PIECE * EXCHANGE_BUFFERS * 256
 """Of those buffers, for the two consumer warpgroups."""
 
+LOW_ROWS = 64
+"""Rows of one warpgroup's product. A tile that has no more is split by columns."""
+
 TILE_K = 64
 """Contracted elements per pipeline stage: 128 bytes of a 16-bit type, one row of the widest swizzle."""
 
@@ -36,7 +39,8 @@ TILE_K = 64
 class Sm90Config:
     """A kernel for Hopper: one tile of the result per block at a time, two consumer warpgroups.
 
-    The warpgroups split a tile of 64 rows by columns, and any other by rows.
+    The warpgroups split a tile of 64 rows by columns, and any other by rows; the last tile of a group, where pairs
+    of blocks multiply it and it has no more than 64 rows, by columns too.
     """
 
     tile_m: int = 128
@@ -45,15 +49,21 @@ class Sm90Config:
     swizzle: int = 8
     """Tiles of m that are visited before the next tile of n: what the blocks of a wave share through L2."""
     cluster: int = 1
-    """Blocks that work together: two share the contraction of a group with many rows, where rows are contracted."""
+    """Blocks that work together: two load rhs for both where their tiles lie one below the other, and share the
+    contraction of a group with many rows where rows are contracted."""
 
     def __post_init__(self) -> None:
         if self.tile_m not in {64, 128} or self.tile_n not in {128, 256}:
             raise ValueError(f"no kernel for tiles of {self.tile_m} x {self.tile_n}")
         if not 2 <= self.stages <= max_stages(self.tile_m, self.tile_n):
             raise ValueError(f"{self.stages} stages of {self.tile_m} x {self.tile_n} do not fit shared memory")
-        if self.cluster not in ({1} if self.tile_m == 64 else {1, 2}):
-            raise ValueError(f"no kernel for clusters of {self.cluster} blocks with tiles of {self.tile_m} rows")
+        if self.cluster not in {1, 2}:
+            raise ValueError(f"no kernel for clusters of {self.cluster} blocks")
+
+    @property
+    def has_low_tiles(self) -> bool:
+        """Whether tiles with 64 rows or fewer, where rows are ragged, take half of the products of whole ones."""
+        return self.cluster == 2 and self.tile_m == 2 * LOW_ROWS
 
     @property
     def warpgroups(self) -> tuple[int, int]:
@@ -65,10 +75,10 @@ class Sm90Config:
         """Shared memory of one block, at most."""
         return _fixed_bytes(self.tile_m) + self.stages * stage_bytes(self.tile_m, self.tile_n)
 
-    def shared_memory_for(self, out_dtype: np.dtype) -> int:
+    def shared_memory_for(self, out_dtype: np.dtype, product: Product) -> int:
         """Shared memory that one block is launched with: without buffers where neither results nor sums need them."""
         staging = _staging_bytes(self.tile_m)
-        exchange = EXCHANGE_BYTES if self.cluster > 1 else 0
+        exchange = EXCHANGE_BYTES if self.cluster > 1 and not product.rows_are_ragged else 0
         needed = max(staging if out_dtype.itemsize == 2 else 0, exchange)
         return self.shared_memory_bytes - staging + needed
 
@@ -99,12 +109,12 @@ _LOW = Sm90Config(tile_m=64, tile_n=256, stages=5)
 _WIDE_PAIR = dataclasses.replace(_WIDE, cluster=2)
 _NARROW_PAIR = dataclasses.replace(_NARROW, cluster=2)
 
-_ROWS_FOR_LOW_TILES = ((0, 32), (128, 320))
+_ROWS_FOR_LOW = ((0, 32), (128, 192))
 """Rows of an average group for which tiles of 64 rows are faster, on an H200 (docs/hopper.md).
 
-Up to 32, where weights are read once and more stages are on their way. And where groups have a few tiles, of which the
-last is half empty. In between a group is one tile of 128 rows, and two of 64 would read its weights twice; above, tiles
-of 128 rows multiply faster.
+Up to 32, where weights are read once and more stages are on their way. And where most groups are a whole tile of 128
+rows and a low one, which a pair of blocks multiplies in the time of two whole ones. In between a group is one tile of
+128 rows, and two of 64 would read its weights twice; above, tiles of 128 rows multiply faster.
 """
 
 _PAIRS_OF_MULTIPROCESSORS = 66
@@ -114,7 +124,7 @@ _PAIRS_OF_MULTIPROCESSORS = 66
 def candidates(product: Product) -> tuple[Sm90Config, ...]:
     """The configurations for a product that are compiled ahead of time."""
     if product.rows_are_ragged:
-        return (_WIDE, _NARROW, _LOW)
+        return (_WIDE_PAIR, _NARROW, _LOW)
     return (_WIDE, _NARROW, _WIDE_PAIR, _NARROW_PAIR)
 
 
@@ -133,19 +143,20 @@ def pick(product: Product, m: int, k: int, n: int, groups: int) -> Sm90Config:
     """
     columns = k if product is Product.DLHS else n
     narrow = columns <= _NARROW.tile_n
-    if not product.rows_are_ragged:
-        tiles = ceil_div(k, _WIDE.tile_m) * ceil_div(n, _WIDE.tile_n)
-        if tiles <= _PAIRS_OF_MULTIPROCESSORS:
-            return _NARROW_PAIR if narrow else _WIDE_PAIR
-    elif not narrow and any(low * groups < m <= high * groups for low, high in _ROWS_FOR_LOW_TILES):
-        return _LOW
+    if product.rows_are_ragged:
+        if narrow:
+            return _NARROW
+        return _LOW if any(low * groups < m <= high * groups for low, high in _ROWS_FOR_LOW) else _WIDE_PAIR
+    if ceil_div(k, _WIDE.tile_m) * ceil_div(n, _WIDE.tile_n) <= _PAIRS_OF_MULTIPROCESSORS:
+        return _NARROW_PAIR if narrow else _WIDE_PAIR
     return _NARROW if narrow else _WIDE
 
 
 def useful_rows(config: Sm90Config, group_sizes: Sequence[int]) -> float:
-    """The fraction of the rows of all tiles that hold rows of a group, where rows are ragged."""
+    """The fraction of the rows that are multiplied which are rows of a group, where rows are ragged."""
     rows = sum(group_sizes)
-    padded = sum(ceil_div(size, config.tile_m) * config.tile_m for size in group_sizes)
+    height = LOW_ROWS if config.has_low_tiles else config.tile_m
+    padded = sum(ceil_div(size, height) * height for size in group_sizes)
     return rows / padded if padded else 1.0
 
 
@@ -186,15 +197,17 @@ class KernelSpec:
     config: Sm90Config | Sm100Config
 
     def __post_init__(self) -> None:
-        if self.config.cluster > 1 and self.product.rows_are_ragged:
-            raise ValueError(f"{self.product} contracts no rows that {self.config.cluster} blocks could share")
+        if self.config.cluster > 1 and not self.product.rows_are_ragged and self.config.tile_m == 64:
+            raise ValueError(f"the contraction of {self.product} is not shared by blocks with tiles of 64 rows")
         if isinstance(self.config, Sm100Config) and self.config.swapped and not self.product.rows_are_ragged:
             raise ValueError(f"{self.product} has no rows of few tokens: its operands are not swapped")
 
     @property
     def shared_memory_bytes(self) -> int:
         """Shared memory that one block is launched with."""
-        return self.config.shared_memory_for(self.out_dtype)
+        if isinstance(self.config, Sm100Config):
+            return self.config.shared_memory_for(self.out_dtype)
+        return self.config.shared_memory_for(self.out_dtype, self.product)
 
     def describe(self) -> dict[str, object]:
         """As JSON."""

@@ -23,8 +23,9 @@ WARP = 32
 FIELDS = 9
 """int32 fields of a work tile."""
 
-ALONE, RECEIVES, SENDS = range(3)
-"""The role of a block in a tile: it has the tile to itself, or shares its contraction with the other of its pair."""
+ALONE, RECEIVES, SENDS, TOGETHER, SILENT = range(5)
+"""The role of a block in a tile: it has the tile to itself, or shares its contraction with the other of its pair, or
+its tile of rhs: TOGETHER, and SILENT, if the other writes the result."""
 
 _SHARED_DEPTH = 8 * TILE_K
 """Rows of a group below which its contraction is not shared: passing the sums on takes as long as two stages."""
@@ -57,7 +58,7 @@ class WorkTile:
     depth: Any
     """Where rows are contracted: the rows of the group. Otherwise the row of bias."""
     role: Any
-    """ALONE, RECEIVES or SENDS."""
+    """ALONE, RECEIVES, SENDS, TOGETHER or SILENT."""
 
     def values(self) -> tuple[Any, ...]:
         """The fields, in the order of the ring."""
@@ -163,9 +164,10 @@ class WorkRing:
 class Scheduler:
     """Deals the tiles of all groups out to the blocks of the grid, round robin.
 
-    Pairs of blocks (`cluster` = 2, where rows are contracted) are dealt two tiles of a group at a time, or one, whose
-    contraction they share: that of a group with so many rows that its tiles would keep some blocks busy while others
-    are done. Such groups come first.
+    Pairs of blocks (`cluster` = 2) are dealt two tiles of a group at a time. Where one is below the other, both read
+    the same tile of rhs. Of an odd number of tiles, the last is dealt twice, and written once. Where rows are
+    contracted, a pair may be dealt one tile, whose contraction they share: that of a group with so many rows that its
+    tiles would keep some blocks busy while others are done. Such groups come first.
     """
 
     def __init__(
@@ -178,7 +180,8 @@ class Scheduler:
         self.columns = config.tile_n * tiles
         self.ragged_rows = product.rows_are_ragged
         self.columns_are_n = product is not Product.DLHS
-        self.shares = config.cluster == 2
+        self.pairs = config.cluster == 2
+        self.shares = self.pairs and not self.ragged_rows
         self.granule = config.granule if isinstance(config, Sm100Config) and config.varying else 0
 
     @cute.jit
@@ -220,12 +223,12 @@ class Scheduler:
         sizes, offsets = groups
         n_tiles, shared_from, rank = limits
         state, next_deal, count = at
-        cluster = self.config.cluster
+        passes = 2 if self.shares else 1
         deals_before = Int32(0)
         element = Int32(0)
         # Over all batch elements: first their shared groups, where there are any, then the others.
-        while element < e.batch * cluster:
-            sharing = element < e.batch * (cluster - 1)
+        while element < e.batch * passes:
+            sharing = element < e.batch * (passes - 1)
             of_batch = element % e.batch
             offset, first, last = self._range(offsets, e, of_batch)
             rows_before = Int32(0)
@@ -242,15 +245,14 @@ class Scheduler:
                     g_weight = cute.arch.shuffle_sync(weight, owner)
                     g_m_tiles = cute.arch.shuffle_sync(m_tiles, owner)
                     index = next_deal - cute.arch.shuffle_sync(deals_end, owner) + cute.arch.shuffle_sync(deals, owner)
-                    if cutlass.const_expr(self.shares) and not sharing:
-                        index = index * cluster + rank
-                    if index < g_m_tiles * n_tiles:
+                    group = (g_start, g_rows, g_weight)
+                    if cutlass.const_expr(self.pairs):
+                        tile = self._one_of_two(e, of_batch, group, (index, g_m_tiles, n_tiles), (rank, sharing))
+                    else:
                         place = place_in_group(index, g_m_tiles, n_tiles, self.config.swizzle, cutlass.min)
-                        tile = self._work_tile(e, of_batch, (g_start, g_rows, g_weight), place)
-                        if cutlass.const_expr(self.shares):
-                            tile = self._half(tile, rank, sharing)
-                        ring.put(state, tile)
-                        state.advance()
+                        tile = self._work_tile(e, of_batch, group, place)
+                    ring.put(state, tile)
+                    state.advance()
                     next_deal, count = self._next(next_deal, count, source, (ring, state))
                 rows_before = cute.arch.shuffle_sync(end, WARP - 1)
                 deals_before = chunk_end
@@ -289,12 +291,40 @@ class Scheduler:
     def _deals(self, tiles: Int32, shared: cutlass.Boolean, sharing: cutlass.Boolean) -> Int32:
         """How many times the tiles of a group are dealt, now that only groups to share are, or only the others."""
         deals = tiles
-        if cutlass.const_expr(self.shares):
+        if cutlass.const_expr(self.pairs):
             if not sharing:
-                deals = ceil_div(tiles, self.config.cluster)
-            if sharing != shared:
+                deals = ceil_div(tiles, 2)
+            if cutlass.const_expr(self.shares) and sharing != shared:
                 deals = Int32(0)
         return deals
+
+    @cute.jit
+    def _one_of_two(self, e: Extents, element: Int32, group: tuple, at: tuple, of_pair: tuple) -> WorkTile:
+        """This block's tile of the two that a pair is dealt, or its half of the one whose contraction they share.
+
+        Both blocks have as many tiles of the contraction: their stages stay in step, and each may fill the other's.
+
+        Args:
+          e: of the call.
+          element: of the batch.
+          group: (first row, rows, weight matrix).
+          at: (the deal's index in the group, tiles of the group along m, along n).
+          of_pair: (which block of it this one is, whether the contraction is shared).
+        """
+        index, m_tiles, n_tiles = at
+        rank, sharing = of_pair
+        first = index if sharing else 2 * index
+        second = first if sharing else cutlass.min(first + 1, m_tiles * n_tiles - 1)
+        upper = place_in_group(first, m_tiles, n_tiles, self.config.swizzle, cutlass.min)
+        lower = place_in_group(second, m_tiles, n_tiles, self.config.swizzle, cutlass.min)
+        role = Int32(TOGETHER) if upper[1] == lower[1] else Int32(ALONE)
+        if rank == 1 and first == second:
+            role = Int32(SILENT)
+        tile = self._work_tile(e, element, group, lower if rank == 1 else upper)
+        tile = dataclasses.replace(tile, role=role)
+        if cutlass.const_expr(self.shares):
+            tile = self._half(tile, rank, sharing)
+        return tile
 
     @cute.jit
     def _shared_from(self, e: Extents, n_tiles: Int32) -> Int32:
@@ -306,17 +336,16 @@ class Scheduler:
     @cute.jit
     def _half(self, tile: WorkTile, rank: Int32, sharing: cutlass.Boolean) -> WorkTile:
         """The half of a tile's contraction that this block of a pair multiplies, or the tile where it is not shared."""
-        k_tiles, depth, skipped, role = tile.k_tiles, tile.depth, Int32(0), Int32(ALONE)
+        k_tiles, depth, skipped, role = tile.k_tiles, tile.depth, Int32(0), tile.role
         if sharing:
-            first_half = ceil_div(k_tiles, 2)
+            # The second half may be shorter by one tile, whose rows are then out of bounds: zeros.
+            k_tiles = ceil_div(k_tiles, 2)
             if rank == 0:
                 role = Int32(RECEIVES)
-                k_tiles = first_half
-                depth = first_half * self.tile_k
+                depth = k_tiles * self.tile_k
             else:
                 role = Int32(SENDS)
-                k_tiles -= first_half
-                skipped = first_half * self.tile_k
+                skipped = k_tiles * self.tile_k
                 depth -= skipped
         return dataclasses.replace(
             tile, k_tiles=k_tiles, a_row=tile.a_row + skipped, b_row=tile.b_row + skipped, depth=depth, role=role

@@ -6,26 +6,42 @@ runs the scheduler. The other two multiply, and write the result.
     warp 1     schedule --work ring--+--> warp 0    TMA loads --stages--+
                                      +--> warps 4 to 11  products <-----+  --> epilogue
 
+Blocks may come in pairs, that are dealt two tiles of a group at a time. Where one lies below the other, each loads half
+of the tile of rhs that both multiply with, for both (TMA multicast). A stage is filled when the products of both blocks
+have read what was in it, so that the two go at one pace. This is why a tile that is half empty can be multiplied by
+half as many products: alone, its block would run ahead of the others of its group, which would find their weights no
+longer in L2.
+
 `operands` says how one tensor map serves every group.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Int32, cute, pipeline
+from cutlass import Int16, Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_ggemm.kernel import epilogue, operands
-from jax_ggemm.kernel.config import STAGING_BUFFERS, STAGING_COLUMNS, TILE_K, KernelSpec, Sm90Config
+from jax_ggemm.kernel.config import LOW_ROWS, STAGING_BUFFERS, STAGING_COLUMNS, TILE_K, KernelSpec, Sm90Config
 from jax_ggemm.kernel.exchange import BARRIERS, Exchange, exchange_bytes
-from jax_ggemm.kernel.schedule import FIELDS, RECEIVES, RING_DEPTH, SENDS, Extents, Scheduler, WorkRing, WorkTile
+from jax_ggemm.kernel.schedule import (
+    FIELDS,
+    RECEIVES,
+    RING_DEPTH,
+    SENDS,
+    SILENT,
+    TOGETHER,
+    Extents,
+    Scheduler,
+    WorkRing,
+    WorkTile,
+)
 from jax_ggemm.products import Product
 
 _WARPGROUP = 128
@@ -62,7 +78,9 @@ class GroupedGemmSm90:
         self.tile = (spec.config.tile_m, spec.config.tile_n, TILE_K)
         self.scheduler = Scheduler(spec.config, spec.product)
         self.ragged_rows = spec.product.rows_are_ragged
-        self.shares = spec.config.cluster == 2
+        self.pairs = spec.config.cluster == 2
+        self.shares = self.scheduler.shares
+        self.low_tiles = self.ragged_rows and spec.config.has_low_tiles
         # The TMA unit writes what it can: tiles that do not end with their group, of elements that stmatrix takes.
         self.staged = spec.out_dtype.itemsize == 2 and spec.config.warpgroups == (2, 1)
         # Row-major operands are contiguous along the contraction, column-major ones across it.
@@ -87,19 +105,18 @@ class GroupedGemmSm90:
         extents = Extents(m, k, n, *others)
         a_view, b_view = operands.views(self.spec.product, lhs, rhs, extents)
 
-        tiled_mma = hopper.make_trivial_tiled_mma(
-            self.dtype,
-            self.dtype,
-            self.a_layout.sm90_mma_major_mode(),
-            self.b_layout.sm90_mma_major_mode(),
-            cutlass.Float32,
-            (*self.config.warpgroups, 1),
-            tiler_mn=(64, self.config.tile_n // self.config.warpgroups[1]),
-        )
+        tiled_mma = self._tiled_mma(self.config.warpgroups)
+        low_mma = self._tiled_mma((1, _CONSUMERS)) if cutlass.const_expr(self.low_tiles) else None
         a_smem = hopper.make_smem_layout_a(self.a_layout, self.tile, self.dtype, self.config.stages)
         b_smem = hopper.make_smem_layout_b(self.b_layout, self.tile, self.dtype, self.config.stages)
-        a_tma, a_tensor = self._tensor_map(a_view, a_smem, (self.tile[0], TILE_K))
-        b_tma, b_tensor = self._tensor_map(b_view, b_smem, (self.tile[1], TILE_K))
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        a_tma, a_tensor = self._tensor_map(load, a_view, a_smem, self.tile[0])
+        b_tma, b_tensor = self._tensor_map(load, b_view, b_smem, self.tile[1])
+        to_both = None
+        if cutlass.const_expr(self.pairs):
+            load, half = cpasync.CopyBulkTensorTileG2SMulticastOp(), self.tile[1] // 2
+            half_smem = hopper.make_smem_layout_b(self.b_layout, (self.tile[0], half, TILE_K), self.dtype, 1)
+            to_both = tuple(self._tensor_map(load, b_view, half_smem, half))
 
         columns = k if cutlass.const_expr(self.spec.product is Product.DLHS) else n
         result = epilogue.Result(out, columns, bias, k)
@@ -126,7 +143,8 @@ class GroupedGemmSm90:
         self._kernel(
             (a_tma, a_tensor, a_smem),
             (b_tma, b_tensor, b_smem),
-            tiled_mma,
+            to_both,
+            (tiled_mma, low_mma),
             (sizes, offsets),
             (result, staging),
             extents,
@@ -138,23 +156,34 @@ class GroupedGemmSm90:
             stream=stream,
         )
 
+    def _tiled_mma(self, warpgroups: tuple[int, int]) -> cute.TiledMma:
+        """The product of a stage, which so many warpgroups divide along m and n."""
+        return hopper.make_trivial_tiled_mma(
+            self.dtype,
+            self.dtype,
+            self.a_layout.sm90_mma_major_mode(),
+            self.b_layout.sm90_mma_major_mode(),
+            cutlass.Float32,
+            (*warpgroups, 1),
+            tiler_mn=(LOW_ROWS, self.config.tile_n // warpgroups[1]),
+        )
+
     def _c_bytes(self, staging: tuple | None) -> int:
         """Shared memory that results leave through."""
         staged = 0 if staging is None else cute.cosize(staging[2]) * self.out_dtype.width // 8
         return max(staged, exchange_bytes(_CONSUMERS * _WARPGROUP) if self.shares else 0)
 
     @staticmethod
-    def _tensor_map(view: cute.Tensor, smem: cute.ComposedLayout, tile: tuple[int, int]) -> Any:
-        return cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(), view, cute.slice_(smem, (None, None, 0)), tile
-        )
+    def _tensor_map(load: Any, view: cute.Tensor, smem: cute.ComposedLayout, extent: int) -> Any:
+        return cpasync.make_tiled_tma_atom(load, view, cute.slice_(smem, (None, None, 0)), (extent, TILE_K))
 
     @cute.kernel
     def _kernel(
         self,
         a_operand: tuple,
         b_operand: tuple,
-        tiled_mma: cute.TiledMma,
+        b_to_both: Any,
+        products: tuple,
         groups: tuple,
         outputs: tuple,
         extents: Extents,
@@ -178,19 +207,19 @@ class GroupedGemmSm90:
         slots = storage.ring.get_tensor(cute.make_layout((FIELDS, RING_DEPTH)))
         consumer_warps = _CONSUMERS * _WARPGROUP // 32
         ring = WorkRing.create(slots, storage.ring_barriers.data_ptr(), reader_warps=consumer_warps + 1)
+        # Each block of a pair may fill a stage of both: it is empty once the products of both have read theirs.
+        readers = 2 if self.pairs else 1
         stages = pipeline.PipelineTmaAsync.create(
             barrier_storage=storage.stage_barriers.data_ptr(),
             num_stages=self.config.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, consumer_warps),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, readers * consumer_warps),
             tx_count=(self.tile[0] + self.tile[1]) * TILE_K * self.dtype.width // 8,
-            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+            cta_layout_vmnk=cute.make_layout((1, readers, 1, 1)),
             defer_sync=True,
         )
         exchange = None
         if cutlass.const_expr(self.shares):
-            # The stages are each block's own, whichever of the pair it is.
-            stages = dataclasses.replace(stages, is_signaling_thread=cute.arch.lane_idx() == 0)
             buffers = cute.recast_ptr(storage.c.data_ptr(), dtype=cutlass.Float32)
             exchange = Exchange.create(buffers, storage.exchange_barriers.data_ptr(), _CONSUMERS * _WARPGROUP)
         cute.arch.mbarrier_init_fence()
@@ -201,11 +230,11 @@ class GroupedGemmSm90:
             if warp == _SCHEDULE_WARP:
                 self.scheduler.run(groups[0], groups[1], extents, ring)
             if warp == _LOAD_WARP:
-                self._load((a_tma, a_tensor, a_stages), (b_tma, b_tensor, b_stages), stages, ring)
+                self._load((a_tma, a_tensor, a_stages), (b_tma, b_tensor, b_stages), b_to_both, stages, ring)
         else:
             cute.arch.setmaxregister_increase(_PRODUCT_REGISTERS)
             writing = (result, staging, exchange)
-            self._multiply(tiled_mma, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, writing)
+            self._multiply(products, thread - _WARPGROUP, (a_stages, b_stages), stages, ring, writing)
         if cutlass.const_expr(self.config.cluster > 1):
             # A block's shared memory stays while the other of its pair may still reach for it.
             self._sync_cluster()
@@ -220,7 +249,14 @@ class GroupedGemmSm90:
             cute.arch.cluster_wait()
 
     @cute.jit
-    def _load(self, a_operand: tuple, b_operand: tuple, stages: pipeline.PipelineTmaAsync, ring: WorkRing):
+    def _load(
+        self,
+        a_operand: tuple,
+        b_operand: tuple,
+        b_to_both: Any,
+        stages: pipeline.PipelineTmaAsync,
+        ring: WorkRing,
+    ):
         """Fills the stages with the tiles of both operands; run by one warp."""
         a_tma, a_tensor, a_stages = a_operand
         b_tma, b_tensor, b_stages = b_operand
@@ -231,23 +267,42 @@ class GroupedGemmSm90:
             position.advance()
             if cutlass.const_expr(self.ragged_rows):
                 a_rows = cute.domain_offset((tile.a_row, 0), a_tensor)
-                b_rows = cute.domain_offset((tile.column, 0), b_tensor[None, None, tile.b_row])
             else:
                 a_rows = cute.domain_offset(
                     (tile.a_column, 0), operands.rows_of_group(a_tensor, tile.a_row, tile.depth)
                 )
-                b_rows = cute.domain_offset((tile.column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
             a_to, a_from = self._partition(a_tma, a_stages, a_rows, self.tile[0])
-            b_to, b_from = self._partition(b_tma, b_stages, b_rows, self.tile[1])
+            b_to, b_from = self._partition(b_tma, b_stages, self._of_tile(b_tensor, tile, tile.column), self.tile[1])
+            if cutlass.const_expr(self.pairs):
+                rank, half = cute.arch.block_idx()[0] % 2, self.tile[1] // 2
+                stages_of_half = cute.local_tile(b_stages, (half, TILE_K, self.config.stages), (rank, 0, 0))
+                to_both, halves = b_to_both
+                rows = self._of_tile(halves, tile, tile.column + rank * half)
+                half_to, half_from = self._partition(to_both, stages_of_half, rows, half)
             for k_tile in cutlass.range(tile.k_tiles, unroll=1):
                 stages.producer_acquire(state)
                 barrier = stages.producer_get_barrier(state)
                 cute.copy(a_tma, a_from[None, k_tile], a_to[None, state.index], tma_bar_ptr=barrier)
-                cute.copy(b_tma, b_from[None, k_tile], b_to[None, state.index], tma_bar_ptr=barrier)
+                together = cutlass.Boolean(False)
+                if cutlass.const_expr(self.pairs):
+                    together = tile.role >= TOGETHER
+                    if together:
+                        half_at = half_to[None, state.index]
+                        cute.copy(
+                            to_both, half_from[None, k_tile], half_at, tma_bar_ptr=barrier, mcast_mask=Int16(0b11)
+                        )
+                if not together:
+                    cute.copy(b_tma, b_from[None, k_tile], b_to[None, state.index], tma_bar_ptr=barrier)
                 stages.producer_commit(state)
                 state.advance()
             tile = ring.get(position)
         stages.producer_tail(state)
+
+    def _of_tile(self, b_tensor: cute.Tensor, tile: WorkTile, column: Int32) -> cute.Tensor:
+        """The tile of rhs as (column, contracted), from a column on."""
+        if self.ragged_rows:
+            return cute.domain_offset((column, 0), b_tensor[None, None, tile.b_row])
+        return cute.domain_offset((column, 0), operands.rows_of_group(b_tensor, tile.b_row, tile.depth))
 
     @staticmethod
     def _partition(tma: cute.CopyAtom, smem: cute.Tensor, rows: cute.Tensor, extent: int) -> Any:
@@ -260,7 +315,7 @@ class GroupedGemmSm90:
     @cute.jit
     def _multiply(
         self,
-        tiled_mma: cute.TiledMma,
+        products: tuple,
         thread: Int32,
         operands: tuple,
         stages: pipeline.PipelineTmaAsync,
@@ -269,49 +324,81 @@ class GroupedGemmSm90:
     ):
         """Multiplies the stages, and writes the tiles of the result; run by the consumer warpgroups."""
         a_stages, b_stages = operands
-        result = outputs[0]
-        group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
-        of_group = tiled_mma.get_slice(cute.make_layout(_CONSUMERS, stride=_WARPGROUP)(group))
-        a = tiled_mma.make_fragment_A(of_group.partition_A(a_stages))
-        b = tiled_mma.make_fragment_B(of_group.partition_B(b_stages))
-        coords = tiled_mma.get_slice(thread).partition_C(cute.make_identity_tensor(self.tile[:2]))
-        acc = cute.make_rmem_tensor(coords.shape, cutlass.Float32)
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-
+        whole_mma, low_mma = products
+        whole = self._part(whole_mma, thread, a_stages, b_stages, self.tile[0])
+        low = None
+        if cutlass.const_expr(self.low_tiles):
+            low_stages = cute.local_tile(a_stages, (LOW_ROWS, TILE_K, self.config.stages), (0, 0, 0))
+            low = self._part(low_mma, thread, low_stages, b_stages, LOW_ROWS)
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.config.stages)
-        release = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.config.stages)
         position = ring.reader()
         tile = ring.get(position)
         while tile.k_tiles >= 0:
             position.advance()
-            acc.fill(0.0)
-            warpgroup.fence()
-            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
-                stages.consumer_wait(read)
-                for step in cutlass.range_constexpr(cute.size(a, mode=[2])):
-                    at = (None, None, step, read.index)
-                    cute.gemm(tiled_mma, acc, a[at], b[at], acc)
-                warpgroup.commit_group()
-                read.advance()
-                # One product stays in flight; the stage before it is free.
-                if k_tile > 0:
-                    warpgroup.wait_group(1)
-                    stages.consumer_release(release)
-                    release.advance()
-            warpgroup.wait_group(0)
-            _take(acc)
-            if tile.k_tiles > 0:
-                stages.consumer_release(release)
-                release.advance()
-                if cutlass.const_expr(self.shares):
-                    self._exchange(acc, thread, outputs[2], tile.role)
-                if cutlass.const_expr(self.spec.has_bias):
-                    epilogue.add_bias(acc, coords, result, tile.depth, tile.column)
-            if tile.role != SENDS:
-                self._store(tiled_mma, thread, (acc, coords), outputs, tile)
+            if cutlass.const_expr(self.low_tiles):
+                if tile.rows > LOW_ROWS:
+                    read = self._make_tile(whole, thread, stages, read, outputs, tile)
+                else:
+                    read = self._make_tile(low, thread, stages, read, outputs, tile)
+            else:
+                read = self._make_tile(whole, thread, stages, read, outputs, tile)
             tile = ring.get(position)
         if cutlass.const_expr(self.staged):
             epilogue.finish_staged(thread)
+
+    @staticmethod
+    def _part(
+        tiled_mma: cute.TiledMma, thread: Int32, a_stages: cute.Tensor, b_stages: cute.Tensor, rows: int
+    ) -> tuple:
+        """What this thread's warpgroup multiplies: (product, fragments of lhs and of rhs, places of its results)."""
+        group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
+        of_group = tiled_mma.get_slice(cute.make_layout(_CONSUMERS, stride=_WARPGROUP)(group))
+        a = tiled_mma.make_fragment_A(of_group.partition_A(a_stages))
+        b = tiled_mma.make_fragment_B(of_group.partition_B(b_stages))
+        columns = cute.size(b_stages, mode=[0])
+        coords = tiled_mma.get_slice(thread).partition_C(cute.make_identity_tensor((rows, columns)))
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        return tiled_mma, a, b, coords
+
+    @cute.jit
+    def _make_tile(
+        self,
+        part: tuple,
+        thread: Int32,
+        stages: pipeline.PipelineTmaAsync,
+        read: pipeline.PipelineState,
+        outputs: tuple,
+        tile: WorkTile,
+    ) -> pipeline.PipelineState:
+        """Multiplies one tile, and writes it; returns the position behind its stages."""
+        tiled_mma, a, b, coords = part
+        acc = cute.make_rmem_tensor(coords.shape, cutlass.Float32)
+        release = read.clone()
+        acc.fill(0.0)
+        warpgroup.fence()
+        for k_tile in cutlass.range(tile.k_tiles, unroll=1):
+            stages.consumer_wait(read)
+            for step in cutlass.range_constexpr(cute.size(a, mode=[2])):
+                at = (None, None, step, read.index)
+                cute.gemm(tiled_mma, acc, a[at], b[at], acc)
+            warpgroup.commit_group()
+            read.advance()
+            # One product stays in flight; the stage before it is free.
+            if k_tile > 0:
+                warpgroup.wait_group(1)
+                stages.consumer_release(release)
+                release.advance()
+        warpgroup.wait_group(0)
+        _take(acc)
+        if tile.k_tiles > 0:
+            stages.consumer_release(release)
+            if cutlass.const_expr(self.shares):
+                self._exchange(acc, thread, outputs[2], tile.role)
+            if cutlass.const_expr(self.spec.has_bias):
+                epilogue.add_bias(acc, coords, outputs[0], tile.depth, tile.column)
+        if tile.role != SENDS and tile.role != SILENT:  # noqa: PLR1714 (a kernel has no `in`)
+            self._store(tiled_mma, thread, (acc, coords), outputs, tile)
+        return read
 
     @cute.jit
     def _exchange(self, acc: cute.Tensor, thread: Int32, exchange: Exchange, role: Int32):
@@ -328,13 +415,14 @@ class GroupedGemmSm90:
         """Writes a tile of the result, the way that it can be."""
         acc, coords = tile_of_result
         result, staging, _ = outputs
+        whole = cute.size(acc) * _CONSUMERS * _WARPGROUP == self.tile[0] * self.tile[1]
         if cutlass.const_expr(not self.ragged_rows):
             if cutlass.const_expr(self.staged):
                 epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.a_column, tile.column, tile.out_row))
             else:
                 first = tile.out_row * result.matrix_rows + tile.a_column
                 epilogue.store(acc, coords, result, (first, tile.column), tile.rows)
-        elif cutlass.const_expr(self.staged):
+        elif cutlass.const_expr(self.staged and whole):
             if tile.rows == self.tile[0]:
                 epilogue.store_staged(acc, tiled_mma, thread, staging, (tile.out_row, tile.column, 0))
             else:
