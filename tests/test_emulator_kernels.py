@@ -38,7 +38,7 @@ HISTOGRAMS = {
     "ragged tails": [100, 0, 3, 157],
     "all rows in one group": [0, 300, 0],
     "more groups than tiles": [2, 0, 1, 0, 0, 3, 0, 0] * 5,
-    "rows of no group": [50, 20],
+    "rows of no group": [65, 64],
     "more sizes than rows": [200, 300, 10],
     "negative": [-5, 130, -1, 64],
     "one group": [257],
@@ -55,6 +55,7 @@ DEFAULTS = [
     for product in Product
     for candidate in config.candidates(product)
 ]
+PAIRS = [spec for spec in DEFAULTS if spec.config.cluster > 1]
 
 
 def specs() -> list[config.KernelSpec]:
@@ -118,13 +119,14 @@ def check(
     *,
     m: int | None = None,
     columns: tuple[int, int] = (72, 264),
+    multiprocessors: int = 2,
     seed: int = 0,
 ) -> Any:
     """Emulates a kernel, and compares bit for bit."""
     m, (k, n) = m or ROWS.get(histogram, M), columns
     arrays = operands(spec, histogram, m, k, n)
     value = expected(spec, arrays)
-    out, report = kernels.run(spec, "sm_90a", arrays, (1, *value.shape), multiprocessors=2, seed=seed)
+    out, report = kernels.run(spec, "sm_90a", arrays, (1, *value.shape), multiprocessors=multiprocessors, seed=seed)
     held = oracle.bounds(arrays["group_sizes"][0].tolist(), m)[-1][1] if spec.product.rows_are_ragged else None
     np.testing.assert_array_equal(out[0][:held], value[:held])
     if held is not None:
@@ -136,7 +138,7 @@ def pairwise() -> list[tuple[config.KernelSpec, str]]:
     """(kernel, histogram): every kernel, and every histogram with every product."""
     if FULL:
         return list(itertools.product(specs(), HISTOGRAMS))
-    chosen = [(spec, THICK) for spec in DEFAULTS if spec.config.cluster > 1]
+    chosen = [(spec, THICK) for spec in PAIRS]
     names = itertools.cycle(name for name in HISTOGRAMS if name != THICK)
     for product in Product:
         of_product = [spec for spec in specs() if spec.product is product]
@@ -155,7 +157,13 @@ def name(value: Any) -> str | None:
 
 @pytest.mark.parametrize(("spec", "histogram"), pairwise(), ids=name)
 def test_every_kernel(spec: config.KernelSpec, histogram: str) -> None:
-    check(spec, histogram)
+    check(spec, histogram, multiprocessors=2 * spec.config.cluster)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3])
+@pytest.mark.parametrize("spec", PAIRS if FULL else PAIRS[:1], ids=name)
+def test_pairs_where_a_multiprocessor_has_no_other(spec: config.KernelSpec, multiprocessors: int) -> None:
+    check(spec, "ragged tails", multiprocessors=multiprocessors)
 
 
 @pytest.mark.parametrize("seed", range(20 if FULL else 2))
@@ -186,24 +194,28 @@ def test_the_emulator_takes_what_the_gpu_takes() -> None:
         jax_ggemm.ragged_dot(lhs, rhs, sizes, implementation=EMULATED)
 
 
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_values_and_gradients_under_jit(batch: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("batch", "multiprocessors"), [((), 2), ((2,), 4)])
+def test_values_and_gradients_under_jit(batch: tuple[int, ...], multiprocessors: int) -> None:
     rng = np.random.default_rng(0)
 
     def array(*shape: int) -> jax.Array:
         return jnp.asarray(rng.integers(-3, 4, batch + shape), jnp.bfloat16)
 
-    lhs, rhs, cotangent = array(100, 24), array(3, 24, 136), array(100, 136)
-    sizes = jnp.broadcast_to(jnp.array([40, 0, 50], jnp.int32), (*batch, 3))
+    lhs, rhs, cotangent = array(330, 136), array(3, 136, 264), array(330, 264)
+    sizes = jnp.broadcast_to(jnp.array([200, 0, 44, 70], jnp.int32), (*batch, 4))
+    offset = jnp.array([1, -1], jnp.int32) if batch else jnp.int32(0)
 
     def program(implementation: Any, lhs: jax.Array, rhs: jax.Array) -> Any:
-        product = functools.partial(jax_ggemm.ragged_dot, implementation=implementation)
+        def product(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, offset: jax.Array) -> jax.Array:
+            return jax_ggemm.ragged_dot(lhs, rhs, sizes, group_offset=offset, implementation=implementation)
+
         for _ in batch:
             product = jax.vmap(product)
-        value, pullback = jax.vjp(lambda lhs, rhs: product(lhs, rhs, sizes), lhs, rhs)
+        value, pullback = jax.vjp(lambda lhs, rhs: product(lhs, rhs, sizes, offset), lhs, rhs)
         return value, *pullback(cotangent)
 
-    emulated = jax.jit(functools.partial(program, EMULATED))(lhs, rhs)
+    implementation = dataclasses.replace(EMULATED, multiprocessors=multiprocessors)
+    emulated = jax.jit(functools.partial(program, implementation))(lhs, rhs)
     reference = jax.jit(functools.partial(program, "xla"))(lhs, rhs)
     for got, want in zip(emulated, reference, strict=True):
         np.testing.assert_array_equal(got, want)

@@ -149,7 +149,7 @@ class GroupedGemmSm90:
             (result, staging),
             extents,
         ).launch(
-            grid=(extents.multiprocessors // self.config.cluster * self.config.cluster, 1, 1),
+            grid=(cutlass.max(extents.multiprocessors // self.config.cluster, 1) * self.config.cluster, 1, 1),
             block=(_THREADS, 1, 1),
             cluster=(self.config.cluster, 1, 1) if cutlass.const_expr(self.config.cluster > 1) else None,
             min_blocks_per_mp=1,

@@ -8,6 +8,8 @@ from ptx_mutations.text import NotFoundError
 
 MUTATIONS: Mutations[HopperText] = Mutations(beds=("sm_90a forward 128x128",))
 _add = MUTATIONS.add
+_TILES = ("sm_90a forward 128x128", "sm_90a forward 128x128 pair")
+"""Of what is done for a tile: also for a low one, of a pair of blocks."""
 _LOAD = r"cp\.async\.bulk\.tensor\.\dd\.shared::cta"
 _STORE = r"cp\.async\.bulk\.tensor\.\dd\.global"
 
@@ -114,79 +116,84 @@ def descriptor_swizzle(t: HopperText) -> None:
     _descriptor(t, 0, 1 << 62)
 
 
-@_add(WRONG)
+@_add(WRONG, beds=_TILES)
 def descriptor_start(t: HopperText) -> None:
     """The second step of a product starts 32 bytes late in lhs."""
-    line = t.find(r"add\.s32\s+%\w+, %\w+, 2;", t.products)
+    line = t.find(r"add\.s32\s+%\w+, %\w+, 2;", t.tile)
     t.substitute(line, r"2;", "4;")
 
 
-@_add(WRONG, "race", "uninitialised")
+@_add(WRONG, "race", "uninitialised", beds=_TILES)
 def descriptor_stage(t: HopperText) -> None:
     """The stage of rhs that a product reads lies half a stage off."""
-    wait = t.wait("stage_full", t.products)
-    line = t.find(r"shl\.b32\s+%\w+, %\w+, 1[01];", range(wait, len(t.lines)))
+    wait = t.wait("stage_full", t.tile)
+    line = t.find(r"shl\.b32\s+%\w+, %\w+, 1[01];", range(wait, t.tile.stop))
     t.substitute(line, r"(1[01]);", f"{int(t.last_operand(line)) - 1};")
 
 
-@_add(WRONG)
+@_add(WRONG, beds=_TILES)
 def transposed_operand(t: HopperText) -> None:
     """Operand lhs is taken to be contiguous across the contraction."""
-    line = t.find(r"wgmma\.mma_async", t.products)
+    line = t.find(r"wgmma\.mma_async", t.tile)
     t.substitute(line, r"p, 1,\s+1, 0,", "p, 1, 1, 1,")
 
 
-@_add(WRONG)
+@_add(WRONG, beds=_TILES)
 def negated_operand(t: HopperText) -> None:
     """One step of a product is subtracted."""
-    line = t.find(r"wgmma\.mma_async", t.products, 1)
+    line = t.find(r"wgmma\.mma_async", t.tile, 1)
     t.substitute(line, r"p, 1,\s+1,", "p, -1, 1,")
 
 
-@_add(WRONG)
+@_add(WRONG, beds=_TILES)
 def product_that_does_not_accumulate(t: HopperText) -> None:
     """The last step of a product forgets what was added before."""
-    line = t.find(r"wgmma\.mma_async", t.products, -1)
+    line = t.find(r"wgmma\.mma_async", t.tile, -1)
     t.substitute(line - 1, r"setp\.ne\.b32", "setp.eq.b32")
 
 
-@_add(WRONG)
+@_add(WRONG, beds=_TILES)
 def product_step_dropped(t: HopperText) -> None:
     """One step of 16 along the contraction is left out."""
-    t.drop_block(t.find(r"wgmma\.mma_async", t.products, 2))
+    t.drop_block(t.find(r"wgmma\.mma_async", t.tile, 2))
 
 
-@_add(WRONG)
+@_add(WRONG, beds=_TILES)
 def accumulators_not_zeroed(t: HopperText) -> None:
     """Accumulators start at one."""
-    t.substitute(t.find(r"mov\.b32\s+%\w+, 0f00000000;", t.products), "0f00000000", "0f3F800000")
+    t.substitute(t.find(r"mov\.b32\s+%\w+, 0f00000000;", t.tile), "0f00000000", "0f3F800000")
 
 
 # Results
 
 
-@_add(WRONG, "race")
+def _masked(t: HopperText) -> range:
+    """What writes tiles that end with their group."""
+    return range(t.find(r"shfl\.sync\.bfly", t.tile), t.tile.stop)
+
+
+@_add(WRONG, "race", beds=_TILES)
 def row_mask_of_the_last_tile(t: HopperText) -> None:
     """Rows past the end of a group are written too, over those of the next group."""
-    line = t.find(r"or\.pred\s+%\w+, %\w+, %\w+;", t.products)
+    line = t.find(r"or\.pred\s+%\w+, %\w+, %\w+;", _masked(t))
     columns, rows = t.lines[line].rstrip(";").split(", ")[1:]
-    for i in t.all(rf"or\.pred\s+%\w+, %\w+, {rows};", t.products):
+    for i in t.all(rf"or\.pred\s+%\w+, %\w+, {rows};", _masked(t)):
         t.substitute(i, rf", {rows};", f", {t.lines[i].split(', ')[1]};")
     assert columns != rows
 
 
-@_add(WRONG, "out-of-bounds", "race")
+@_add(WRONG, "out-of-bounds", "race", beds=_TILES)
 def column_mask_of_the_last_tile(t: HopperText) -> None:
     """Columns past the end of the result are written too, over those of the next row."""
-    for line in t.all(r"or\.pred\s+%\w+, %\w+, %\w+;", t.products):
+    for line in t.all(r"or\.pred\s+%\w+, %\w+, %\w+;", _masked(t)):
         columns, rows = t.lines[line].rstrip(";").split(", ")[1:]
         t.substitute(line, rf", {columns}, ", f", {rows}, ")
 
 
-@_add(WRONG, "out-of-bounds")
+@_add(WRONG, "out-of-bounds", beds=_TILES)
 def one_row_more(t: HopperText) -> None:
     """A tile that ends with its group writes one row more."""
-    line = t.find(r"setp\.ge\.s32\s+%p\d+, %r\d+, %r\d+;", range(t.find(r"shfl\.sync\.bfly", t.products), len(t.lines)))
+    line = t.find(r"setp\.ge\.s32\s+%p\d+, %r\d+, %r\d+;", _masked(t))
     t.substitute(line, "setp.ge", "setp.gt")
 
 

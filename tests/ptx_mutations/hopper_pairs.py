@@ -27,19 +27,6 @@ def _receives(t: HopperText) -> range:
     return range(grants[0], t.find(r"bar\.sync\s+1, 256;", range(grants[-1], len(t.lines))))
 
 
-@_add("race", "barrier", "uninitialised")
-def pair_does_not_meet_at_the_start(t: HopperText) -> None:
-    """Blocks of a pair meet only within themselves before they use each other's barriers."""
-    arrive = t.find(r"barrier\.cluster\.arrive", t.prologue)
-    t.drop(t.find(r"barrier\.cluster\.wait", t.prologue))
-    t.drop(arrive)
-    t.insert(arrive, "bar.sync 	0;")
-
-
-# That blocks do not meet at the end would be no fault: a sender waits for every grant, and a receiver for every piece:
-# nothing is on its way to the shared memory of a block that has ended.
-
-
 @_add("race", "barrier")
 def piece_sent_before_it_is_granted(t: HopperText) -> None:
     """The sender does not wait for the first buffer to be free."""

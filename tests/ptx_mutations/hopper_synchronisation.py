@@ -7,12 +7,14 @@ from ptx_mutations.mutation import WRONG, Mutations
 
 MUTATIONS: Mutations[HopperText] = Mutations(beds=("sm_90a forward 128x128", "sm_90a drhs 128x128"))
 _add = MUTATIONS.add
+_TILES = ("sm_90a forward 128x128", "sm_90a drhs 128x128", "sm_90a forward 128x128 pair")
+"""Of what is done for a tile: also for a low one, of a pair of blocks."""
 
 
 # Initialisation
 
 
-@_add("race", "barrier", "deadlock")
+@_add("race", "barrier", "deadlock", beds=_TILES)
 def stage_empty_count_one_less(t: HopperText) -> None:
     """A stage counts as empty when all consumer warps but one are done with it."""
     t.set_count("stage_empty", -1)
@@ -33,64 +35,64 @@ def too_many_registers_asked_for(t: HopperText) -> None:
 # Stages
 
 
-@_add("deadlock")
+@_add("deadlock", beds=_TILES)
 def stage_not_released(t: HopperText) -> None:
     """The consumers keep all stages but the last of a tile."""
-    t.drop(t.arrive("stage_empty", t.products))
+    t.drop(t.arrive("stage_empty", t.tile))
 
 
-@_add("deadlock")
+@_add("deadlock", beds=_TILES)
 def last_stage_not_released(t: HopperText) -> None:
     """The consumers keep the last stage of a tile."""
-    t.drop(t.arrive("stage_empty", t.products, 1))
+    t.drop(t.arrive("stage_empty", t.tile, 1))
 
 
-@_add("race", "barrier", "deadlock")
+@_add("race", "barrier", "deadlock", beds=_TILES)
 def stage_released_twice(t: HopperText) -> None:
     """The consumers release a stage twice."""
-    line = t.arrive("stage_empty", t.products)
+    line = t.arrive("stage_empty", t.tile)
     t.insert(line, t.lines[line].strip())
 
 
-@_add("race", "barrier", "deadlock")
+@_add("race", "barrier", "deadlock", beds=_TILES)
 def next_stage_released(t: HopperText) -> None:
     """The consumers release the stage behind the one that they are done with."""
-    line = t.arrive("stage_empty", t.products)
-    t.substitute(line, r"\+(\d+)\]", f"+{t.barriers['stage_empty'].start + 8}]")
+    line = t.arrive("stage_empty", t.tile)
+    t.shift(line, t.lines[line].split("[")[1].split("]")[0].partition("+")[0], 8)
 
 
-@_add("race")
+@_add("race", beds=_TILES)
 def stage_released_before_the_product(t: HopperText) -> None:
     """The consumers release a stage before they wait for the product that reads it."""
-    wait = t.find(r"wgmma\.wait_group\.sync\.aligned\s+1;", t.products)
-    t.move(wait, t.arrive("stage_empty", t.products) + 1)
+    wait = t.find(r"wgmma\.wait_group\.sync\.aligned\s+1;", t.tile)
+    t.move(wait, t.arrive("stage_empty", t.tile) + 1)
 
 
 # Products
 
 
-@_add("race")
+@_add("race", beds=_TILES)
 def two_products_in_flight(t: HopperText) -> None:
     """The stage of a product that may still be in flight is released: wait_group 1 has become 2."""
-    t.substitute(t.find(r"wgmma\.wait_group\.sync\.aligned\s+1;", t.products), r"1;", "2;")
+    t.substitute(t.find(r"wgmma\.wait_group\.sync\.aligned\s+1;", t.tile), r"1;", "2;")
 
 
-@_add("race", "protocol")
+@_add("race", "protocol", beds=_TILES)
 def product_in_flight_at_the_end(t: HopperText) -> None:
     """The accumulators are read while a product may be in flight: wait_group 0 has become 1."""
-    t.substitute(t.find(r"wgmma\.wait_group\.sync\.aligned\s+0;", t.products), r"0;", "1;")
+    t.substitute(t.find(r"wgmma\.wait_group\.sync\.aligned\s+0;", t.tile), r"0;", "1;")
 
 
-@_add("race", "protocol")
+@_add("race", "protocol", beds=_TILES)
 def product_not_committed(t: HopperText) -> None:
     """Products are not committed to a group, so that no wait is for them."""
-    t.drop(t.find(r"wgmma\.commit_group", t.products))
+    t.drop(t.find(r"wgmma\.commit_group", t.tile))
 
 
-@_add("race", "protocol")
+@_add("race", "protocol", beds=_TILES)
 def accumulators_not_fenced(t: HopperText) -> None:
     """No wgmma.fence between the zeros in the accumulators and the first product."""
-    t.drop(t.find(r"wgmma\.fence", t.products))
+    t.drop(t.find(r"wgmma\.fence", t.tile))
 
 
 # Results on their way through shared memory

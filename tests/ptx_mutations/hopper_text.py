@@ -33,6 +33,19 @@ class HopperText(KernelText):
         return range(self.find(r"setmaxnreg\.inc"), len(self.lines))
 
     @property
+    def tile(self) -> range:
+        """What they run for a tile from its first product on: for a low one, where these have a part of their own."""
+        return range(self.find(r"wgmma\.fence", self.products, -1), len(self.lines))
+
+    @property
     def staged(self) -> range:
         """Whole tiles on their way through shared memory."""
         return range(self.find(r"stmatrix"), self.find(r"cp\.async\.bulk\.wait_group\.read\s+[1-9]", nth=-1) + 3)
+
+    def constant(self, operand: str) -> int:
+        """The same of an operand in another block of the cluster: at the same place there."""
+        register, _, offset = operand.partition("+")
+        for definition in self.definitions(register):
+            if definition.startswith("mapa."):
+                return self.constant(definition.split(", ")[1]) + (int(offset) if offset else 0)
+        return super().constant(operand)

@@ -117,3 +117,10 @@ class KernelText(Text):
         for i in lines:
             self.substitute(i + 1, rf", {register};", ", %mutant;")
         self.declare_mutant()
+
+    def meet_alone(self, nth: int) -> None:
+        """Has blocks of a cluster meet only within themselves, the nth time that they meet."""
+        arrive = self.find(r"barrier\.cluster\.arrive", nth=nth)
+        self.drop(self.find(r"barrier\.cluster\.wait", nth=nth))
+        self.drop(arrive)
+        self.insert(arrive, "bar.sync 	0;")

@@ -105,7 +105,7 @@ def slot_returned_to_the_first_tile(t: BlackwellText) -> None:
 @_add("protocol", "race", "barrier", "uninitialised")
 def cluster_does_not_meet_at_the_start(t: BlackwellText) -> None:
     """Blocks meet only within themselves before they use each other's barriers."""
-    _meet_alone(t, 0)
+    t.meet_alone(0)
 
 
 @_add("race", "barrier", "protocol", beds=(ONES,))
@@ -114,11 +114,4 @@ def leaves_before_the_last_signals_came(t: BlackwellText) -> None:
     waits = [i for i in t.all(r"mbarrier\.try_wait", t.load) if t.barrier(i) == "stage_empty"]
     for wait in waits[1:]:
         t.drop_block(wait)
-    _meet_alone(t, -1)
-
-
-def _meet_alone(t: BlackwellText, nth: int) -> None:
-    arrive = t.find(r"barrier\.cluster\.arrive", nth=nth)
-    t.drop(t.find(r"barrier\.cluster\.wait", nth=nth))
-    t.drop(arrive)
-    t.insert(arrive, "bar.sync 	0;")
+    t.meet_alone(-1)

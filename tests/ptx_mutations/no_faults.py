@@ -30,6 +30,20 @@ NO_FAULTS = (
         "Clusters that nobody takes start, find no work and end.",
     ),
     (
+        "Hopper's pairs: that blocks meet at the end",
+        "The load warp waits for every release of its stages by both blocks, a sender of sums for every grant, and a "
+        "receiver for every piece: nothing is on its way to the shared memory of a block that has ended. Without these "
+        "waits, too, it is a fault: `leaves_before_the_last_releases_came`.",
+    ),
+    (
+        "Hopper's pairs: the load warp's waits at its end",
+        "The blocks meet behind them.",
+    ),
+    (
+        "Hopper's pairs: that tiles of 64 rows or fewer are multiplied by columns",
+        "The products of a whole tile give the same results, in more time.",
+    ),
+    (
         "staged: that the lanes of a warp meet behind `wait_group.read`",
         "A store that a whole warp executes is one store, for which each lane waits (measured on an H200). By the "
         "manual it is one of each lane, so that the meeting stays.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptx_mutations.kernel_text import KernelText
 from ptx_mutations.mutation import Mutations
 
-_HOPPER = ("sm_90a forward 128x128", "sm_90a drhs 128x128")
+_HOPPER = ("sm_90a forward 128x128", "sm_90a drhs 128x128", "sm_90a forward 128x128 pair")
 _BLACKWELL = ("sm_100a forward 128x256", "sm_100a forward 256x256", "sm_100a drhs 128x256")
 _FEWER_STAGES_OF_WEIGHTS = "sm_100a forward 16x128"
 """Where waiting for weights is waiting for all: tokens have more stages than there can be weights for."""
@@ -18,7 +18,7 @@ _add = MUTATIONS.add
 # Initialisation
 
 
-@_add("race", "barrier", "uninitialised")
+@_add("race", "barrier", "uninitialised", "protocol")
 def init_not_waited_for(t: KernelText) -> None:
     """Warps do not wait for the initialisation of the barriers."""
     t.drop(t.find(r"bar\.sync\s+0;|barrier\.cluster\.wait;", t.prologue))
