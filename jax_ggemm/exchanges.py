@@ -224,9 +224,10 @@ class Gather:
         """See `Exchange`."""
         gather = functools.partial(gather_rows, axis=local.axis)
         dtype = _sum_dtype(self.sum_dtype, tokens.x.dtype)
-        weights = gather(tokens.weights, dtype=np.dtype(tokens.weights.dtype))
+        weights = checkpoint_name(gather(tokens.weights, dtype=np.dtype(tokens.weights.dtype)), RECEIVED_NAME)
         x = checkpoint_name(gather(tokens.x, dtype=dtype), RECEIVED_NAME)
-        ids = local.own_ids(lax.all_gather(tokens.ids, local.axis, tiled=True))
+        ids = checkpoint_name(lax.all_gather(tokens.ids, local.axis, tiled=True), RECEIVED_NAME)
+        ids = local.own_ids(ids)
         y = local(Tokens(x, ids, weights), local.rows(*ids.shape))
         return scatter_sum(y, local.axis, dtype), _none_dropped(tokens)
 

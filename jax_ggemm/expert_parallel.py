@@ -86,6 +86,11 @@ class ExpertParallel:
         """The PartitionSpecs that the shared expert's parameters are stored with."""
         return _shared(_specs(self, layout, None, stored=True))
 
+    def check(self, num_experts: int, features: int, hidden_features: int, shared_features: int = 0) -> None:
+        """Raises ValueError if a layer of these sizes does not fit the mesh; where none is set yet, its call will."""
+        if self.mesh is not None or not jax.sharding.get_abstract_mesh().empty:
+            self._check_sizes(self._mesh(), num_experts, features, hidden_features, shared_features)
+
     def apply(
         self,
         layer: Callable[..., tuple[jax.Array, Any]],
@@ -113,7 +118,9 @@ class ExpertParallel:
         mesh = self._mesh()
         tokens = self._tokens(mesh, x.shape)
         rank = Rank(self, layout, _axes_of(tokens))
-        self._check_params(mesh, params, layout)
+        num_experts, width, hidden = params.experts.check(layout, "params.experts")
+        shared_width = 0 if params.shared is None else params.shared.down.shape[1 if layout.out_first else 0]
+        self._check_sizes(mesh, num_experts, width, hidden, shared_width)
         if not x.size:  # nothing to exchange, and XLA does not compile every collective of no rows
             return layer(None, x, token_mask, params)
         specs = jax.tree.map(lambda _: PartitionSpec(), params._replace(experts=None, shared=None))
@@ -177,7 +184,9 @@ class ExpertParallel:
             raise ValueError(f"fsdp_axes={self.fsdp_axes} must not hold the expert axis: it splits the experts already")
         if len(spec) >= len(shape):
             raise ValueError(
-                f"tokens={spec} splits {len(spec)} dimensions, and x of shape {shape} has {len(shape) - 1}"
+                f"x has shape {shape}: {len(shape) - 1} dimensions of tokens before its features, and tokens={spec}"
+                f" splits {len(spec)} dimensions: give x as many, or pass ExpertParallel(tokens=...) with fewer. For a"
+                " few tokens that every rank holds there is exchange=Replicated(), tokens=PartitionSpec()"
             )
         for dimension, entry in enumerate(spec):
             size = math.prod(mesh.shape[axis] for axis in _names(entry))
@@ -188,9 +197,7 @@ class ExpertParallel:
                 )
         return spec
 
-    def _check_params(self, mesh: Mesh | AbstractMesh, params: Any, layout: ExpertLayout) -> None:
-        num_experts, width, hidden = params.experts.check(layout, "params.experts")
-        shared = 0 if params.shared is None else params.shared.down.shape[1 if layout.out_first else 0]
+    def _check_sizes(self, mesh: Mesh | AbstractMesh, num_experts: int, width: int, hidden: int, shared: int) -> None:
         tensor = (self.tensor_axis,) if self.tensor_axis else ()
         for what, size, axes in (
             ("number of experts", num_experts, (self.expert_axis,)),

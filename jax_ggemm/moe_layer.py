@@ -122,8 +122,18 @@ def moe(
             )
     if options.parallel is None:
         return _layer(None, x, token_mask, params, options=options)
+    y, stats = _on_mesh(x, token_mask, params, options, options.parallel)
+    return y, stats
+
+
+# Compiled whole for callers outside of jit: JAX would compile and run every operation of the `jax.shard_map` by itself.
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _on_mesh(
+    x: jax.Array, token_mask: jax.Array | None, params: MoEParams, options: MoEOptions, parallel: ExpertParallel
+) -> tuple[jax.Array, RoutingStats]:
+    """`moe` on checked arrays, over a mesh."""
     layer = functools.partial(_layer, options=options)
-    return options.parallel.apply(layer, options.experts.layout, x, token_mask, params)
+    return parallel.apply(layer, options.experts.layout, x, token_mask, params)
 
 
 def _layer(

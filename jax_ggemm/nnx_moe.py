@@ -155,6 +155,8 @@ class MoE(nnx.Module):
             parallel = ExpertParallel(expert_axis)
         options = MoEOptions(router, ExpertOptions(activation, layout, precision, implementation), parallel)
         router.check(num_experts)
+        if parallel is not None:
+            parallel.check(num_experts, features, hidden_features, shared_features)
         placed, shared_placed = _placed(parallel, layout)
         gate_up_bias_metadata = {**placed.gate_up_bias, **gate_up_bias_metadata}
         down_bias_metadata = {**placed.down_bias, **down_bias_metadata}

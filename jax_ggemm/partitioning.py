@@ -8,7 +8,7 @@ of `jax.shard_map`, do not see it. Mesh axes that split
   * k and n: columns of the result stay split; a contracted dimension is summed, in float32 before it is rounded;
   * batch axes of `vmap`: each device takes its elements.
 
-Sums whose result is wanted split over the same axis are scattered. Nothing but sizes and offsets is gathered, unless
+Sums whose result is wanted split over the same axes are scattered. Nothing but sizes and offsets is gathered, unless
 one mesh axis splits groups and rows both: rows are gathered then, not weights.
 """
 
@@ -136,8 +136,8 @@ class _Split:
     axes: dict[str, tuple[str, ...]]
     """Of the operands' dimensions."""
     lengths: dict[str, int]
-    scatter: dict[str, str]
-    """Mesh axes that are summed over and then split a dimension of the result."""
+    scatter: dict[str, tuple[str, ...]]
+    """Mesh axes that are summed over and then split a dimension of the result, within its part in `axes` if any."""
 
     @classmethod
     def of(cls, mesh: Mesh, call: Call, layout: _Layout, arg_shapes: Any, result_shape: Any) -> _Split:
@@ -165,18 +165,20 @@ class _Split:
                 axes[name] = free
                 used.update(free)
         summed = {axis for name in layout.contracted for axis in axes.get(name, ())}
-        scatter = {
-            axis: name
-            for name, entry in out.items()
-            for axis in entry
-            if axis in summed and len(entry) == 1 and name not in axes and lengths[name] % mesh.shape[axis] == 0
-        }
+        scatter = {}
+        for name, entry in out.items():
+            held = axes.get(name, ())
+            rest = entry[len(held) :]
+            fits = lengths[name] % math.prod(mesh.shape[axis] for axis in entry) == 0
+            if rest and entry[: len(held)] == held and summed.issuperset(rest) and fits:
+                scatter[name] = rest
         return cls(mesh, call, layout, axes, lengths, scatter)
 
     def sharding(self, names: tuple[str, ...]) -> NamedSharding:
         """How an array with these dimensions is split."""
-        scattered = {name: (axis,) for axis, name in self.scatter.items()} if names == self.layout.result else {}
-        return NamedSharding(self.mesh, PartitionSpec(*(scattered.get(n) or self.axes.get(n) for n in names)))
+        scatter = self.scatter if names == self.layout.result else {}
+        entries = (self.axes.get(name, ()) + scatter.get(name, ()) for name in names)
+        return NamedSharding(self.mesh, PartitionSpec(*(entry or None for entry in entries)))
 
     def run(self, *arrays: jax.Array) -> jax.Array:
         """The product on one device, with its part of the arrays."""
@@ -197,11 +199,11 @@ class _Split:
             bias = [jnp.where(self._index(parts[0]) == 0, array, 0) for array in bias]  # added once
         result = binding.grouped_product(call, Operands(lhs, rhs, sizes, offset, *bias))
         summed = tuple(axis for name in self.layout.contracted for axis in self.axes.get(name, ()))
-        for axis, name in self.scatter.items():
-            dimension = self.layout.result.index(name)
-            result = lax.psum_scatter(result, axis, scatter_dimension=dimension, tiled=True)
-        if rest := tuple(axis for axis in summed if axis not in self.scatter):
-            result = lax.psum(result, rest)
+        for name, rest in self.scatter.items():
+            result = lax.psum_scatter(result, rest, scatter_dimension=self.layout.result.index(name), tiled=True)
+        scattered = {axis for rest in self.scatter.values() for axis in rest}
+        if whole := tuple(axis for axis in summed if axis not in scattered):
+            result = lax.psum(result, whole)
         return result.astype(self.call.out_dtype)
 
     def _ranks(self, name: str) -> int:

@@ -24,6 +24,7 @@ from jax_ggemm.products import Product
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
 from ptx_emulator import kernels
+from ptx_emulator.memory import Memory
 
 pytestmark = pytest.mark.emulator
 
@@ -181,6 +182,18 @@ def test_long_contractions_and_whole_tiles(spec: config.KernelSpec) -> None:
 @pytest.mark.parametrize("spec", DEFAULTS, ids=name)
 def test_no_product_waits_for_the_one_before(spec: config.KernelSpec) -> None:
     assert not check(spec, "even").warnings
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(4, 6), (200, 8)])
+def test_groups_of_one_row_of_tiles_take_as_many_blocks_as_make_rounds_full(rows: int, blocks: int) -> None:
+    spec = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.pick(Product.FORWARD, 4, 72, 704, 4))
+    arrays = operands(spec, "single rows", rows, 72, 704)  # 4 groups of 3 tiles, on 8 multiprocessors
+    memory, out = Memory(), np.empty((1, rows, 704), BF16)
+    for operand, array in arrays.items():
+        memory.add(operand, array)
+    memory.add("out", out, writable=True, initialised=False)
+    launch, _ = kernels.compiled(spec, "sm_90a").launch(kernels.arguments(spec, arrays, out, 8), memory)
+    assert launch.grid == (blocks, 1, 1)
 
 
 # ---- whole programs ----

@@ -71,6 +71,19 @@ def test_made_in_a_mesh_they_are_sharded_at_once(mesh: Any) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((8, 4, 7), r"number of experts is 7; it must be a multiple of 2, the ranks of \('expert',\)"),
+        ((8, 3, 8), "width of each expert is 3; it must be a multiple of 2"),
+        ((7, 4, 8), "model width is 7; it must be a multiple of 2"),
+    ],
+)
+def test_a_layer_that_does_not_fit_the_mesh_is_not_made(mesh: Any, sizes: Any, message: str) -> None:
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=message):
+        MoE(*sizes, router=Router(2), parallel=PARALLEL, rngs=nnx.Rngs(0))
+
+
 def test_metadata_of_the_caller_win() -> None:
     layer = make(PARALLEL, gate_up_metadata={"out_sharding": P("expert"), "eager_sharding": False})
     assert nnx.get_partition_spec(nnx.state(layer))["gate_up"].get_value() == P("expert")
@@ -84,10 +97,34 @@ def test_expert_axis_is_short_for_a_parallel(mesh: Any) -> None:
     with pytest.raises(ValueError, match="needs a mesh"):
         layer(jnp.ones((8, 8)))
     with jax.set_mesh(mesh):
-        y, stats = nnx.jit(lambda layer, x: layer(x))(layer, jnp.ones((8, 8)))
-    assert y.shape == (8, 8)
-    assert int(stats.counts.sum()) == 16
-    assert int(stats.num_tokens) == 8
+        with pytest.raises(
+            ValueError, match=r"x has shape \(8,\): 0 dimensions of tokens.* with fewer.*Replicated\(\)"
+        ):
+            layer(jnp.ones(8))
+        with pytest.raises(ValueError, match=r"x has shape \(12, 8\); dimension 0 must be a multiple of 8"):
+            layer(jnp.ones((12, 8)))
+
+
+def test_outside_jit_it_is_compiled_once(mesh: Any) -> None:
+    x, traced = jax.random.normal(jax.random.key(1), (8, 8)), []
+
+    def activation(gate: jax.Array, up: jax.Array) -> jax.Array:
+        traced.append(gate.shape)
+        return gate * up
+
+    def gradient(parallel: ExpertParallel | None) -> Any:
+        options: Any = {"activation": activation, "implementation": "cpu", "parallel": parallel}
+        layer = MoE(8, 4, 8, router=Router(2), rngs=nnx.Rngs(0), **options)
+        return jax.value_and_grad(lambda x: jnp.sum(layer(x)[0] ** 2))
+
+    with jax.set_mesh(mesh):
+        spread = gradient(ExpertParallel("expert", Gather()))
+        got = spread(x)
+        number = len(traced)
+        spread(x)
+    assert len(traced) == number
+    for a, b in zip(got, jax.jit(gradient(None))(x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_training_step_is_that_of_one_device(mesh: Any) -> None:

@@ -30,9 +30,23 @@ SPLITS = {
     "k": (P(None, "x"), P(None, "x"), P(), P()),
     "rows and k": (P("x", "y"), P(None, "y"), P(), P("x")),
     "rows, with groups and n on the other axis": (P("x"), P("y"), P("y"), P("x", "y")),
-    "one axis for rows and groups": (P("x"), P("x"), P("x"), P("x")),
+    "tokens over data and experts, experts": (P(("x", "y")), P("y"), P("y"), P(("x", "y"))),
+    "weights stored over the axes of rows": (P(("x", "y")), P(None, ("x", "y")), P(), P(("x", "y"))),
 }
-MAY_GATHER = {"one axis for rows and groups", "rows, with groups and n on the other axis"}
+SENT = {
+    "rows, with groups and n on the other axis": {"all-gather": {(M // 2, N // 2)}},
+    "tokens over data and experts, experts": {
+        "all-gather": {(M // 4, K), (M // 4, N)},
+        "all-reduce": {(G // 2, K, N), (G // 2, 1, N)},  # the gradients of weights and biases, over data
+        "reduce-scatter": {(M // 2, N), (M // 2, K)},
+    },
+    "weights stored over the axes of rows": {  # FSDP
+        "all-gather": {(G, K // 4, N)},
+        "all-reduce": {(G, 1, N)},
+        "reduce-scatter": {(G, K, N)},
+    },
+}
+"""The parts that are sent, where something is gathered."""
 
 
 @pytest.fixture
@@ -63,10 +77,11 @@ def test_split_operands_give_the_right_results_without_gathering(mesh: Any, spli
         oracle.assert_close(d_lhs, oracle.d_lhs(cotangent, rhs, sizes), sizes)
         oracle.assert_close(d_rhs, oracle.d_rhs(lhs, cotangent, sizes, G))
         oracle.assert_close(d_bias, oracle.d_bias(cotangent, sizes, G))
-    names = {c.name for c in collectives(program.as_text())}
+    found = collectives(program.as_text())
     assert "jax_ggemm" in program.as_text()
-    if split not in MAY_GATHER:
-        assert names <= {"all-reduce", "reduce-scatter"}
+    for name, shapes in SENT.get(split, {"all-gather": set()}).items():
+        assert {shape for c in found if c.name == name for shape in c.shapes} == shapes
+    assert {c.name for c in found} <= {"all-gather", "all-reduce", "reduce-scatter"}
 
 
 def test_weights_and_rows_on_one_axis_gather_rows_and_scatter_results(mesh: Any) -> None:

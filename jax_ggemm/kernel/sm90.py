@@ -22,13 +22,21 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Int16, Int32, cute, pipeline
+from cutlass import Int16, Int32, Int64, cute, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from jax_ggemm.kernel import epilogue, operands
-from jax_ggemm.kernel.config import LOW_ROWS, STAGING_BUFFERS, STAGING_COLUMNS, TILE_K, KernelSpec, Sm90Config
+from jax_ggemm.kernel.config import (
+    LOW_ROWS,
+    STAGING_BUFFERS,
+    STAGING_COLUMNS,
+    TILE_K,
+    KernelSpec,
+    Sm90Config,
+    ceil_div,
+)
 from jax_ggemm.kernel.exchange import BARRIERS, Exchange, exchange_bytes
 from jax_ggemm.kernel.schedule import (
     FIELDS,
@@ -149,12 +157,29 @@ class GroupedGemmSm90:
             (result, staging),
             extents,
         ).launch(
-            grid=(cutlass.max(extents.multiprocessors // self.config.cluster, 1) * self.config.cluster, 1, 1),
+            grid=(self._teams(extents, columns) * self.config.cluster, 1, 1),
             block=(_THREADS, 1, 1),
             cluster=(self.config.cluster, 1, 1) if cutlass.const_expr(self.config.cluster > 1) else None,
             min_blocks_per_mp=1,
             stream=stream,
         )
+
+    @cute.jit
+    def _teams(self, extents: Extents, columns: Int32) -> Int32:
+        """Blocks, or pairs of blocks, to launch: one for each multiprocessor, or for each two.
+
+        Where groups are so small that each is one row of tiles, their number is known: then only as many as make every
+        round of tiles full, so that all of them read weights to the end.
+        """
+        teams = cutlass.max(extents.multiprocessors // self.config.cluster, 1)
+        if cutlass.const_expr(self.ragged_rows):  # noqa: SIM102 (decided when the kernel is compiled)
+            if 2 * Int64(extents.m) <= Int64(extents.groups) * self.config.tile_m:
+                deals = Int64(extents.groups) * Int64(extents.batch)
+                deals *= ceil_div(ceil_div(columns, self.config.tile_n), self.config.cluster)
+                if deals > teams:
+                    rounds = (deals + teams - 1) // teams
+                    teams = Int32((deals + rounds - 1) // rounds)
+        return teams
 
     def _tiled_mma(self, warpgroups: tuple[int, int]) -> cute.TiledMma:
         """The product of a stage, which so many warpgroups divide along m and n."""
