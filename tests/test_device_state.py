@@ -18,8 +18,6 @@ from jax_ggemm.device_state import Queue, State
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
-import compare
-
 pytestmark = pytest.mark.once
 
 HOST = 5e-5
@@ -144,7 +142,7 @@ def test_a_cpu_is_in_no_state() -> None:
 @pytest.mark.parametrize("card", [4e-4], indirect=True)
 @pytest.mark.parametrize("state", State)
 def test_peers_are_timed_in_the_same_way(card: Card, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`benchmarks/peers.py` with what it takes of torch, on the pretended card."""
+    """`benchmarks/torch_products.py` with what it takes of torch, on the pretended card."""
     captured: list[Any] = []
 
     class Graph:
@@ -165,10 +163,10 @@ def test_peers_are_timed_in_the_same_way(card: Card, state: State, monkeypatch: 
         captured.remove(graph)
 
     cuda = types.SimpleNamespace(Event=Event, CUDAGraph=Graph, graph=capture, synchronize=lambda: None)
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
-    monkeypatch.delitem(sys.modules, "peers", raising=False)
-    peers = importlib.import_module("peers")
-    monkeypatch.delitem(sys.modules, "peers")
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda, bfloat16=None))
+    monkeypatch.delitem(sys.modules, "torch_products", raising=False)
+    torch_products = importlib.import_module("torch_products")
+    monkeypatch.delitem(sys.modules, "torch_products")
 
     def function(*operands: Any) -> None:
         assert operands == ("an operand",)
@@ -177,23 +175,6 @@ def test_peers_are_timed_in_the_same_way(card: Card, state: State, monkeypatch: 
         else:
             card.start()
 
-    taken = peers.measure(function, ("an operand",), state)
+    taken = torch_products.measure(function, ("an operand",), state)
     assert captured == ["a call"] * 8
     assert taken.seconds == pytest.approx(4e-4 * (THROTTLED if state is State.STEADY else 1))
-
-
-def test_reports_of_different_states_do_not_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steady, rested, silent, cpu = {"state": "steady"}, {"state": "rested"}, {}, {"state": None}
-    assert compare.common_state({"a": steady, "b": steady}) == "steady"
-    assert compare.common_state({"a": cpu}) == "none, on a CPU"
-    with pytest.raises(ValueError, match=r"a \(steady\), b \(rested\); use one --state"):
-        compare.common_state({"a": steady, "b": rested})
-    with pytest.raises(ValueError, match=r"a \(steady\), b \(none, on a CPU\)"):
-        compare.common_state({"a": steady, "b": cpu})
-    with pytest.raises(ValueError, match=r"b: no state"):
-        compare.common_state({"a": steady, "b": silent})
-    (tmp_path / "a.json").write_text('{"state": "steady"}')
-    (tmp_path / "b.json").write_text('{"state": "rested"}')
-    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
-    with pytest.raises(SystemExit, match="not comparable"):
-        compare.main()
