@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,28 @@ from jax_ggemm import (
     tune,
     tuned,
 )
+from jax_ggemm.command_arguments import (
+    amount,
+    count,
+    float_dtype,
+    number_dtype,
+    output_file,
+    output_folder,
+    recorded_counts,
+)
 from jax_ggemm.device_state import State
 from jax_ggemm.files import write_json
 from jax_ggemm.kernel import architectures, config
 from jax_ggemm.products import Product
+
+_ONE_PROBLEM: dict[str, Any] = {"m": 1024, "k": 512, "n": 512, "groups": [8, 64], "repeats": 50}
+"""What `bench` takes for one problem of equal groups where its options do not say otherwise."""
+
+_UNREAD = {
+    True: "it is of one problem of equal groups, timed on a CPU without --shapes, --counts and --layers",
+    False: "it is of the table of shapes; say with --shapes, --counts or --layers what to time of it",
+}
+"""Why `bench` refuses an option, by whether it times the table."""
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -39,28 +57,33 @@ def _bench(arguments: argparse.Namespace) -> None:
     shapes, and whole layers, beside other implementations and what the machine reaches at most. Otherwise: one problem
     of equal groups, every implementation beside jax.lax.ragged_dot and a dense product, with the memory they take.
     """
+    named = bool(arguments.shapes or arguments.counts or arguments.layers)
+    table = named or jax.default_backend() == "gpu"
+    for name in _ONE_PROBLEM if table else ("implementations",):
+        if getattr(arguments, name) is not None:
+            arguments.refuse(f"argument --{name}: {_UNREAD[table]}")
     if arguments.state is not None and jax.default_backend() == "cpu":
-        raise SystemExit("error: --state is what a GPU did before it is timed; this machine has none that JAX can use")
-    named = arguments.shapes or arguments.counts or arguments.layers
-    if named or jax.default_backend() == "gpu":
+        arguments.refuse(
+            "argument --state: it is what a GPU did before it is timed; this machine has none that JAX can use"
+        )
+    if table:
         bench_report.run(
             bench_report.Plan(
-                shapes=bench_report.chosen_shapes(
-                    arguments.shapes or ([] if named else ["all"]), arguments.counts or []
-                ),
+                shapes=bench_report.chosen_shapes(arguments.shapes or ([] if named else ["all"]), arguments.counts),
                 layers=[bench_layer.BY_NAME[name] for name in arguments.layers],
-                names=arguments.implementations,
+                names=arguments.implementations or bench_products.NAMES,
                 dtype=arguments.dtype or "bfloat16",
                 budget=240.0 if arguments.budget is None else arguments.budget,
-                state=arguments.state or State.STEADY,
+                state=State(arguments.state or State.STEADY),
                 out=arguments.json,
             )
         )
         return
     dtype, budget = arguments.dtype or "float32", 20.0 if arguments.budget is None else arguments.budget
-    problems = [benchmark.Shape(arguments.m, arguments.k, arguments.n, groups, dtype) for groups in arguments.groups]
+    asked = {name: getattr(arguments, name) or default for name, default in _ONE_PROBLEM.items()}
+    problems = [benchmark.Shape(asked["m"], asked["k"], asked["n"], groups, dtype) for groups in asked["groups"]]
     reports = [
-        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), arguments.repeats, budget)
+        benchmark.run(benchmark.Problem.random(shape, shape.equal_sizes()), asked["repeats"], budget)
         for shape in problems
     ]
     report = benchmark.as_json(problems, reports)
@@ -81,7 +104,7 @@ def _tune(arguments: argparse.Namespace) -> None:
         equal = benchmark.Shape(m, k, n, groups).equal_sizes().tolist()
         chosen.append(shapes.GroupedShape(f"{m}x{k}x{n}", k, n, tuple(equal), "named on the command line"))
     if not chosen:
-        raise SystemExit("error: name what to tune for: --shapes, --counts or --problem")
+        arguments.refuse("name what to tune for: --shapes, --counts or --problem")
     products = [Product(name) for name in arguments.products]
     found = []
     with tqdm.tqdm(total=len(chosen) * len(products), unit="product", disable=None) as bar:
@@ -104,7 +127,12 @@ def _tune(arguments: argparse.Namespace) -> None:
 def _compile(arguments: argparse.Namespace) -> None:
     """Compiles GPU kernels ahead of time, on any machine that has the CuTe DSL."""
     architecture = architectures.BY_NAME[arguments.arch]
-    dtypes = arguments.dtypes or ["bfloat16", "float16", *(["float32"] if architecture.multiplies_float32 else [])]
+    known = ["bfloat16", "float16", *(["float32"] if architecture.multiplies_float32 else [])]
+    dtypes = arguments.dtypes or known
+    if not set(dtypes) <= set(known):
+        arguments.refuse(
+            f"argument --dtypes: {' '.join(dtypes)}; there are kernels for {arguments.arch} of {', '.join(known)}"
+        )
     specs = [
         spec
         for spec in config.default_specs([np.dtype(jnp.dtype(name)) for name in dtypes], architecture.candidates)
@@ -141,74 +169,86 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jax_ggemm", description=jax_ggemm.__doc__)
     commands = parser.add_subparsers(required=True)
     products = [product.value for product in Product]
+    counts: dict[str, Any] = {
+        "nargs": "+",
+        "type": recorded_counts,
+        "default": [],
+        "metavar": "FILE",
+        "help": "histograms of --record-counts",
+    }
 
-    teller = commands.add_parser("info", help=_info.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    teller.add_argument("--dtype", default="bfloat16", help="dtype of operands and results")
-    teller.add_argument("--m", type=int, default=4096, help="rows")
-    teller.add_argument("--k", type=int, default=1024, help="columns of the weights' first axis")
-    teller.add_argument("--n", type=int, default=1024, help="columns of the weights' second axis")
-    teller.add_argument("--groups", type=int, default=64, help="number of groups")
+    teller = commands.add_parser("info", help=_info.__doc__)
+    teller.add_argument(
+        "--dtype", type=number_dtype, default="bfloat16", help="of operands and results (default: %(default)s)"
+    )
+    teller.add_argument("--m", type=count, default=4096, help="rows (default: %(default)s)")
+    teller.add_argument("--k", type=count, default=1024, help="rows of a weight matrix (default: %(default)s)")
+    teller.add_argument("--n", type=count, default=1024, help="columns of a weight matrix (default: %(default)s)")
+    teller.add_argument("--groups", type=count, default=64, help="number of groups (default: %(default)s)")
     teller.set_defaults(run=_info)
 
-    bench = commands.add_parser("bench", help=_bench.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    bench = commands.add_parser("bench", help=_bench.__doc__)
     table = bench.add_argument_group("the table of shapes")
     table.add_argument(
         "--shapes", nargs="+", default=[], choices=["all", *shapes.BY_NAME], metavar="NAME", help="of the table, or all"
     )
-    table.add_argument("--counts", nargs="+", type=Path, metavar="FILE", help="histograms of --record-counts")
+    table.add_argument("--counts", **counts)
     table.add_argument(
         "--layers", nargs="+", default=[], choices=list(bench_layer.BY_NAME), metavar="NAME", help="whole layers"
     )
     table.add_argument(
         "--implementations",
         nargs="+",
-        default=list(bench_products.NAMES),
         choices=bench_products.NAMES,
         metavar="NAME",
-        help="which are timed",
+        help=f"which are timed; all unless named: {', '.join(bench_products.NAMES)}",
     )
     table.add_argument(
         "--state",
-        type=State,
-        choices=list(State),
+        choices=[state.value for state in State],
         help="of a GPU while it is timed: steady (the default; busy, as in training) or rested",
     )
     problem = bench.add_argument_group("one problem of equal groups")
-    problem.add_argument("--m", type=int, default=1024, help="rows")
-    problem.add_argument("--k", type=int, default=512, help="contracted columns")
-    problem.add_argument("--n", type=int, default=512, help="columns of the result")
-    problem.add_argument("--groups", type=int, nargs="+", default=[8, 64], help="numbers of groups, of equal sizes")
-    problem.add_argument("--repeats", type=int, default=50, help="calls of each candidate")
-    bench.add_argument("--dtype", help="of the operands; bfloat16 for the table, float32 for one problem")
+    problem.add_argument("--m", type=count, help=f"rows (default: {_ONE_PROBLEM['m']})")
+    problem.add_argument("--k", type=count, help=f"contracted columns (default: {_ONE_PROBLEM['k']})")
+    problem.add_argument("--n", type=count, help=f"columns of the result (default: {_ONE_PROBLEM['n']})")
+    problem.add_argument(
+        "--groups",
+        type=count,
+        nargs="+",
+        help=f"numbers of groups, of equal sizes (default: {_ONE_PROBLEM['groups']})",
+    )
+    problem.add_argument("--repeats", type=count, help=f"calls of each candidate (default: {_ONE_PROBLEM['repeats']})")
+    bench.add_argument("--dtype", type=float_dtype, help="of operands; bfloat16 for the table, float32 for one problem")
     bench.add_argument(
         "--budget",
-        type=float,
+        type=amount,
         help="seconds: until only jax_ggemm is timed (the table, 240), of a candidate and pass (one problem, 20)",
     )
-    bench.add_argument("--json", type=Path, help="also write the figures to this file, after every shape")
-    bench.set_defaults(run=_bench)
+    bench.add_argument("--json", type=output_file, help="also write the figures to this file, after every shape")
+    bench.set_defaults(run=_bench, refuse=bench.error)
 
-    tuner = commands.add_parser("tune", help=_tune.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    tuner = commands.add_parser("tune", help=_tune.__doc__)
     tuner.add_argument(
         "--shapes", nargs="+", default=[], choices=["all", *shapes.BY_NAME], metavar="NAME", help="of the table, or all"
     )
+    tuner.add_argument("--counts", **counts)
+    tuner.add_argument("--problem", nargs=4, type=count, metavar=("M", "K", "N", "GROUPS"), help="equal groups")
     tuner.add_argument(
-        "--counts", nargs="+", default=[], type=Path, metavar="FILE", help="histograms of --record-counts"
+        "--dtype", type=float_dtype, default="bfloat16", help="of operands and results (default: %(default)s)"
     )
-    tuner.add_argument("--problem", nargs=4, type=int, metavar=("M", "K", "N", "GROUPS"), help="equal groups")
-    tuner.add_argument("--dtype", default="bfloat16", help="of operands and results")
-    tuner.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
-    tuner.set_defaults(run=_tune)
+    tuner.add_argument("--products", nargs="+", default=products, choices=products, help="which; all unless named")
+    tuner.set_defaults(run=_tune, refuse=tuner.error)
 
-    compiler = commands.add_parser(
-        "compile", help=_compile.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    compiler = commands.add_parser("compile", help=_compile.__doc__)
+    compiler.add_argument(
+        "--arch", default="sm_90a", choices=list(architectures.BY_NAME), help="GPU architecture (default: %(default)s)"
     )
-    compiler.add_argument("--arch", default="sm_90a", choices=list(architectures.BY_NAME), help="GPU architecture")
-    compiler.add_argument("--out", type=Path, required=True, help="folder for the objects and manifest.json")
+    compiler.add_argument("--out", type=output_folder, required=True, help="folder for the objects and manifest.json")
     compiler.add_argument(
         "--dtypes", nargs="+", help="dtypes of the operands, instead of all that there are kernels for"
     )
-    compiler.add_argument("--products", nargs="+", default=products, choices=products, help="which products")
+    compiler.add_argument("--products", nargs="+", default=products, choices=products, help="which; all unless named")
     compiler.add_argument(
         "--keep",
         type=_kept,
@@ -219,8 +259,8 @@ def main(argv: list[str] | None = None) -> int:
     compiler.add_argument(
         "--release", action="store_true", help="only what a wheel holds: results of the operands' dtype, no bias"
     )
-    compiler.add_argument("--max-mib", type=float, help="fail if the objects have more together")
-    compiler.set_defaults(run=_compile)
+    compiler.add_argument("--max-mib", type=amount, help="fail if the objects have more together")
+    compiler.set_defaults(run=_compile, refuse=compiler.error)
 
     arguments = parser.parse_args(argv)
     arguments.run(arguments)

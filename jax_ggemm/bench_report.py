@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from jax_ggemm.device_state import State
 from jax_ggemm.device_time import state_here
 from jax_ggemm.files import write_json
 from jax_ggemm.roofline import Rates, measure_rates
-from jax_ggemm.shapes import BY_NAME, TABLE, GroupedShape, recorded
+from jax_ggemm.shapes import BY_NAME, TABLE, GroupedShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Plan:
     out: Path | None
 
 
-def chosen_shapes(names: Sequence[str], counts: Sequence[Path]) -> list[GroupedShape]:
-    """The shapes of the table by these names ("all" for every one), and those of recorded histograms."""
+def chosen_shapes(names: Sequence[str], counts: Sequence[Sequence[GroupedShape]]) -> list[GroupedShape]:
+    """The shapes of the table by these names ("all" for every one), and those of files of recorded histograms."""
     from_table = TABLE if "all" in names else [BY_NAME[name] for name in names]
-    return [*from_table, *(shape for path in counts for shape in recorded(path))]
+    return [*from_table, *itertools.chain.from_iterable(counts)]
 
 
 def run(plan: Plan) -> None:

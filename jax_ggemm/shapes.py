@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -140,14 +141,21 @@ def recorded(path: Path, limit: int = 2) -> Iterator[GroupedShape]:
       For each of them the gate/up product and the down product.
 
     Raises:
+      OSError: where the file cannot be read.
       ValueError: for a file that holds no counts.
     """
+    with path.open("rb") as opened:
+        if not zipfile.is_zipfile(opened):
+            raise ValueError(f"{path} is no .npz file, or not all of one; --record-counts writes one")
     with np.load(path) as file:
         if not {"counts", "metadata"} <= set(file.files):
             raise ValueError(f"{path} holds {file.files}; a file of recorded counts holds counts and metadata")
         counts, about = file["counts"], json.loads(str(file["metadata"]))
     if counts.ndim != 3 or not counts.size:
         raise ValueError(f"{path}: counts have shape {counts.shape}; (steps, layers, experts) are needed")
+    missing = {"model", "features", "hidden_features"} - about.keys()
+    if missing:
+        raise ValueError(f"{path}: the metadata lack {', '.join(sorted(missing))}")
     features, hidden = about["features"], about["hidden_features"]
     source = f"{about['model']}, recorded"
     for step in np.unique(np.linspace(0, counts.shape[0] - 1, limit).astype(int)):

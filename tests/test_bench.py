@@ -65,6 +65,12 @@ def test_recorded_histograms(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", counts=counts)
     with pytest.raises(ValueError, match="counts and metadata"):
         list(shapes.recorded(tmp_path / "other.npz"))
+    np.savez(tmp_path / "short.npz", counts=counts, metadata=json.dumps({"model": "m"}))
+    with pytest.raises(ValueError, match="the metadata lack features, hidden_features"):
+        list(shapes.recorded(tmp_path / "short.npz"))
+    (tmp_path / "half.npz").write_bytes((tmp_path / "counts.npz").read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"half.npz is no .npz file, or not all of one"):
+        list(shapes.recorded(tmp_path / "half.npz"))
 
 
 def test_calls_in_one_program_are_neither_merged_nor_dropped() -> None:
@@ -102,11 +108,6 @@ def test_the_bench_command_over_shapes_and_its_table_beside_peers(
     compare.check([taken])
     ours = [result["microseconds"] for result in report["products"] if result["candidate"] == names[0]]
     assert [row[3] for row in compare.rows([taken])[1:4]] == [f"{time:.0f}" for time in ours]
-
-
-def test_a_cpu_is_brought_into_no_state() -> None:
-    with pytest.raises(SystemExit, match="--state is what a GPU did"):
-        command_line.main(["bench", "--shapes", "all", "--state", "rested"])
 
 
 @pytest.mark.usefixtures("small_machine")

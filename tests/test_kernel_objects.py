@@ -255,12 +255,6 @@ def test_what_a_release_holds(tmp_path: Path) -> None:
         assert len(configs) == len(config.candidates(product))
 
 
-def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command_line.main(["compile", "--out", str(tmp_path), "--keep", "ptx,sass"])
-    assert "sass: choose from ptx, cubin" in capsys.readouterr().err
-
-
 def test_without_the_compiler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"pip install 'jax_ggemm\[compile\]'"):

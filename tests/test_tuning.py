@@ -136,11 +136,9 @@ def test_a_configuration_that_is_wrong_is_left_out(
     assert all("error" in reason for reason in found.left_out.values())
 
 
-def test_where_no_kernel_runs_tuning_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_no_kernel_runs_tuning_says_why() -> None:
     with pytest.raises(SystemExit, match="no NVIDIA GPU"):
         command_line.main(["tune", "--problem", "64", "64", "64", "2"])
-    with pytest.raises(SystemExit, match="--shapes, --counts or --problem"):
-        command_line.main(["tune"])
 
 
 @pytest.mark.parametrize("product", Product)
