@@ -47,6 +47,8 @@ def main() -> None:
             about["quack"] = quack.__version__
     except ImportError as error:
         raise SystemExit(f"error: {error}; torch is needed, and quack-kernels for the peer quack") from error
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch finds no GPU on this machine")
     state, chosen = State(options.state), TABLE if "all" in options.shapes else [BY_NAME[n] for n in options.shapes]
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **about}
     if "quack" in options.peers and not options.all_configurations:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from jax_ggemm.shapes import BY_NAME
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -152,6 +156,31 @@ def test_options_of_peers_are_read_without_torch(
         peers.main()
     assert refused.value.code == code
     assert words in "".join(capsys.readouterr())
+
+
+def test_what_peers_writes_compares(
+    run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = BY_NAME["glm_gateup_m64"]
+    cuda = types.SimpleNamespace(get_device_name=lambda: "H200", is_available=lambda: True, empty_cache=lambda: None)
+    times = [{"shape": shape.name, "product": "forward", "candidate": "torch", "microseconds": 30.0}]
+    measured = types.SimpleNamespace(
+        DTYPE="torch.bfloat16", rates=lambda state: OURS["rates"], time_shape=lambda shape, names, state: times
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda, __version__="2"))
+    monkeypatch.setitem(sys.modules, "torch_products", measured)
+    out = tmp_path / "peers.json"
+    monkeypatch.setattr(
+        sys, "argv", ["peers.py", "--peers", "torch", "--shapes", shape.name, "--state", "rested", "--json", str(out)]
+    )
+    peers.main()
+    capsys.readouterr()
+    ours = report("jax_ggemm", 10.0, shape.name) | {"state": "rested", "shapes": [dataclasses.asdict(shape)]}
+    assert cells(run(ours, out.read_text()))[shape.name][5] == "3.00"
+    monkeypatch.setattr(cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--peers", "torch", "--json", str(out)])
+    with pytest.raises(SystemExit, match="error: torch finds no GPU"):
+        peers.main()
 
 
 def test_without_torch_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
