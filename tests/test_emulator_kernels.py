@@ -184,15 +184,25 @@ def test_no_product_waits_for_the_one_before(spec: config.KernelSpec) -> None:
     assert not check(spec, "even").warnings
 
 
-@pytest.mark.parametrize(("rows", "blocks"), [(4, 6), (200, 8)])
-def test_groups_of_one_row_of_tiles_take_as_many_blocks_as_make_rounds_full(rows: int, blocks: int) -> None:
-    spec = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.pick(Product.FORWARD, 4, 72, 704, 4))
-    arrays = operands(spec, "single rows", rows, 72, 704)  # 4 groups of 3 tiles, on 8 multiprocessors
+@pytest.mark.parametrize(
+    ("rows", "multiprocessors", "blocks"),
+    [
+        (30, 16, 15),  # 8 full rounds of the 120 tiles
+        (30, 13, 13),  # 12 blocks would have 10 full rounds, but one in 13 is too many to leave out
+        (1300, 16, 16),  # groups may have more than one row of tiles
+    ],
+)
+def test_groups_of_one_row_of_tiles_take_as_many_blocks_as_make_rounds_full(
+    rows: int, multiprocessors: int, blocks: int
+) -> None:
+    spec = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.pick(Product.FORWARD, 30, 72, 704, 40))
+    arrays = operands(spec, "more groups than tiles", rows, 72, 704)  # 40 groups of 3 tiles
     memory, out = Memory(), np.empty((1, rows, 704), BF16)
     for operand, array in arrays.items():
         memory.add(operand, array)
     memory.add("out", out, writable=True, initialised=False)
-    launch, _ = kernels.compiled(spec, "sm_90a").launch(kernels.arguments(spec, arrays, out, 8), memory)
+    arguments = kernels.arguments(spec, arrays, out, multiprocessors)
+    launch, _ = kernels.compiled(spec, "sm_90a").launch(arguments, memory)
     assert launch.grid == (blocks, 1, 1)
 
 

@@ -60,6 +60,9 @@ _THREADS = (1 + _CONSUMERS) * _WARPGROUP
 _LOAD_REGISTERS = 40
 _PRODUCT_REGISTERS = 232
 
+_SPARE_BLOCKS = 16
+"""One block in so many may be left out for full rounds."""
+
 
 @cute.jit
 def _take(acc: cute.Tensor):
@@ -168,8 +171,8 @@ class GroupedGemmSm90:
     def _teams(self, extents: Extents, columns: Int32) -> Int32:
         """Blocks, or pairs of blocks, to launch: one for each multiprocessor, or for each two.
 
-        Where groups are so small that each is one row of tiles, their number is known: then only as many as make every
-        round of tiles full, so that all of them read weights to the end.
+        Where groups are so small that each is one row of tiles, if rows are spread, only as many as make every round of
+        tiles full, so that all of them read weights to the end. That must cost few blocks: rows may not be spread.
         """
         teams = cutlass.max(extents.multiprocessors // self.config.cluster, 1)
         if cutlass.const_expr(self.ragged_rows):  # noqa: SIM102 (decided when the kernel is compiled)
@@ -178,7 +181,9 @@ class GroupedGemmSm90:
                 deals *= ceil_div(ceil_div(columns, self.config.tile_n), self.config.cluster)
                 if deals > teams:
                     rounds = (deals + teams - 1) // teams
-                    teams = Int32((deals + rounds - 1) // rounds)
+                    full = Int32((deals + rounds - 1) // rounds)
+                    if (teams - full) * _SPARE_BLOCKS <= teams:
+                        teams = full
         return teams
 
     def _tiled_mma(self, warpgroups: tuple[int, int]) -> cute.TiledMma:
