@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import statistics
 import sys
 import time
@@ -169,6 +170,10 @@ def main() -> int:
         "losses": {},
     }
 
+    def save() -> None:
+        if first:
+            write_json(given.out, results)
+
     def note(part: str, exchange: Any, values: Callable[[], dict[str, Any]]) -> None:
         """Adds a result, unless its part was left out, writes the file, and says it.
 
@@ -181,11 +186,10 @@ def main() -> int:
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
         results[part][str(exchange)] = result
-        if not first:
-            return
-        write_json(given.out, results)
+        save()
         shown = {name: float(f"{value:.4g}") for name, value in result.items() if isinstance(value, float | int)}
-        print(f"{part:9} {exchange!s:32} {shown or result}", flush=True)
+        if first:
+            print(f"{part:9} {exchange!s:32} {shown or result}", flush=True)
 
     text = corpus.load(400_000)
     exact = ModelConfig(features=64, hidden_features=64, experts=8, dtype="float32")
@@ -196,25 +200,24 @@ def main() -> int:
         model, config = exact, short
     for exchange in (AtHome(), AllToAll(), Gather(), Ring(), AllToAll(1.5), None):
         note("training", exchange, lambda exchange=exchange: training(mesh, exchange, model, config, text))
-    home = results["training"][str(AtHome())].get("tokens_per_s")
+    home = results["training"].get(str(AtHome()), {}).get("tokens_per_s")
     for name, result in results["training"].items():
         if home and "tokens_per_s" in result and name not in ("None", str(AtHome())):
             result["exchange_share_of_step"] = 1 - result["tokens_per_s"] / home
             if first:
                 print(f"share of the step {name:32} {result['exchange_share_of_step']:.1%}")
+    save()
     shape = SMALL if given.small else LayerShape()
     for exchange in EXCHANGES:
         note("layer", exchange, lambda exchange=exchange: time_layer(mesh, exchange, shape, given.repeats))
 
-    if "losses" not in given.parts:
-        return 0
     with jax.default_matmul_precision("highest"):
-        one = training(mesh, None, exact, short, text)["losses"]
+        one = functools.cache(lambda: training(mesh, None, exact, short, text)["losses"])
         for exchange in (AllToAll(), Gather(), Ring(), Replicated()):
 
             def difference(exchange: Any = exchange) -> dict[str, Any]:
                 losses = training(mesh, exchange, exact, short, text)["losses"]
-                return {"largest_difference": float(np.abs(np.subtract(losses, one)).max()), "losses": losses}
+                return {"largest_difference": float(np.abs(np.subtract(losses, one())).max()), "losses": losses}
 
             note("losses", exchange, difference)
     return 0
