@@ -24,7 +24,6 @@ from jax_ggemm.products import Product
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
 from ptx_emulator import kernels
-from ptx_emulator.memory import Memory
 
 pytestmark = pytest.mark.emulator
 
@@ -197,7 +196,7 @@ def test_groups_of_one_row_of_tiles_take_as_many_blocks_as_make_rounds_full(
 ) -> None:
     spec = config.KernelSpec(Product.FORWARD, BF16, BF16, False, config.pick(Product.FORWARD, 30, 72, 704, 40))
     arrays = operands(spec, "more groups than tiles", rows, 72, 704)  # 40 groups of 3 tiles
-    memory, out = Memory(), np.empty((1, rows, 704), BF16)
+    memory, out = ptx_emulator.Memory(), kernels.empty((1, rows, 704), BF16)
     for operand, array in arrays.items():
         memory.add(operand, array)
     memory.add("out", out, writable=True, initialised=False)

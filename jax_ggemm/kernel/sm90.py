@@ -89,7 +89,7 @@ class GroupedGemmSm90:
         self.tile = (spec.config.tile_m, spec.config.tile_n, TILE_K)
         self.scheduler = Scheduler(spec.config, spec.product)
         self.ragged_rows = spec.product.rows_are_ragged
-        self.pairs = spec.config.cluster == 2
+        self.pairs = self.scheduler.pairs
         self.shares = self.scheduler.shares
         self.low_tiles = self.ragged_rows and spec.config.has_low_tiles
         # The TMA unit writes what it can: tiles that do not end with their group, of elements that stmatrix takes.

@@ -262,7 +262,7 @@ def product_step_dropped(t: BlackwellText) -> None:
 def group_off_by_one(t: BlackwellText) -> None:
     """A tile is taken to be of the group behind its own."""
     line = t.find(r"popc\.b32", t.scheduler)
-    register = t.lines[line].split()[1].rstrip(",")
+    register = t.first_operand(line)
     t.insert(line + 1, f"add.s32 	{register}, {register}, 1;")
 
 

@@ -206,7 +206,7 @@ def room_not_waited_for(t: BlackwellText) -> None:
 def first_tile_of_its_neighbour(t: BlackwellText) -> None:
     """Every block starts with the tile behind its own."""
     line = t.find(r"mov\.u32\s+%\w+, %ctaid\.x;")
-    register = t.lines[line].split()[1].rstrip(",")
+    register = t.first_operand(line)
     t.insert(line + 1, f"add.s32 	{register}, {register}, {t.config.blocks};")
 
 

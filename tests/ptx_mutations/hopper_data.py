@@ -293,7 +293,7 @@ def empty_group_not_zeroed(t: HopperText) -> None:
 def group_off_by_one(t: HopperText) -> None:
     """A tile is taken to be of the group behind its own."""
     line = t.find(r"popc\.b32", t.scheduler)
-    register = t.lines[line].split()[1].rstrip(",")
+    register = t.first_operand(line)
     t.insert(line + 1, f"add.s32 	{register}, {register}, 1;")
 
 
@@ -309,7 +309,7 @@ def tile_skipped(t: HopperText) -> None:
     """Each block goes on to the tile behind its next one, so that some are never written."""
     line = t.find(r"vote\.sync\.ballot", t.scheduler)
     step = t.find(r"mov\.u32\s+%\w+, %nctaid\.x;", t.scheduler)
-    register = t.lines[step].split()[1].rstrip(",")
+    register = t.first_operand(step)
     t.insert(step + 1, f"add.s32 	{register}, {register}, 1;")
     assert step < line
 

@@ -42,7 +42,7 @@ def half_for_the_first_block_alone(t: HopperText) -> None:
 def half_of_the_other_block(t: HopperText) -> None:
     """Each block loads the columns that the other should, to the place of its own."""
     line = t.find(rf"and\.b32\s+%\w+, %\w+, {_half(t)};", t.load)
-    register = t.lines[line].split()[1].rstrip(",")
+    register = t.first_operand(line)
     t.insert(line + 1, f"xor.b32 	{register}, {register}, {_half(t)};")
 
 
@@ -134,7 +134,7 @@ def second_block_always_silent(t: HopperText) -> None:
 def second_block_always_alone(t: HopperText) -> None:
     """The second block loads all of its tile itself, whatever the first one does."""
     line, second = _decision(t)
-    role = t.lines[line].split()[1].rstrip(",")
+    role = t.first_operand(line)
     t.insert(line + 1, f"selp.b32 	{role}, {ALONE}, {role}, {second};")
 
 
@@ -230,7 +230,7 @@ def low_tile_split_by_rows(t: HopperText) -> None:
 @_add("race", WRONG, beds=(_FORWARD,))
 def low_results_at_the_first_columns(t: HopperText) -> None:
     """Both warpgroups write their half of a low tile to the first half of the columns."""
-    offset = t.lines[t.find(rf"mul\.wide\.s16\s+%\w+, %\w+, {_half(t)};", t.products)].split()[1].rstrip(",")
+    offset = t.first_operand(t.find(rf"mul\.wide\.s16\s+%\w+, %\w+, {_half(t)};", t.products))
     t.substitute(t.find(rf"add\.s32\s+%\w+, %\w+, {offset};", t.products, 1), rf", {offset};", ", 0;")
 
 
@@ -246,7 +246,4 @@ def pair_does_not_meet_at_the_start(t: HopperText) -> None:
 @_add("race", "barrier", "protocol")
 def leaves_before_the_last_releases_came(t: HopperText) -> None:
     """A block leaves when its own tiles are done: the other one may still tell it that stages are empty."""
-    waits = [i for i in t.all(r"mbarrier\.try_wait", t.load) if t.barrier(i) == "stage_empty"]
-    for wait in waits[1:]:
-        t.drop_block(wait)
-    t.meet_alone(-1)
+    t.leave_early()

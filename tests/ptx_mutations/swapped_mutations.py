@@ -112,5 +112,5 @@ def group_starts_one_group_early(t: BlackwellText) -> None:
 @_add("race", WRONG)
 def tiles_dealt_twice(t: BlackwellText) -> None:
     """Every block gets the tiles of all blocks that come before its own."""
-    stride = t.lines[t.find(r"mov\.u32\s+%\w+, %nctaid\.x;", t.scheduler)].split()[1].rstrip(",")
+    stride = t.first_operand(t.find(r"mov\.u32\s+%\w+, %nctaid\.x;", t.scheduler))
     t.substitute(t.find(rf"add\.s32\s+%\w+, %\w+, {stride};", t.scheduler), r"%\w+;", "1;")

@@ -92,6 +92,10 @@ class Text:
         self.insert(line, f"add.s32 	%mutant, {operand}, {change};")
         self.declare_mutant()
 
+    def first_operand(self, line: int) -> str:
+        """The first operand of an instruction: what it writes."""
+        return self.lines[line].split()[1].rstrip(",")
+
     def last_operand(self, line: int) -> str:
         """The last operand of an instruction."""
         return self.lines[line].rstrip(";").split()[-1]
